@@ -1,0 +1,67 @@
+"""The prefix chain: which text, for whom.
+
+h_0 = HMAC-SHA256(server secret, tagged and length-prefixed tenant, scope, tokenizer identity), cut
+to 16 bytes; h_i = xxh3_128(h_{i-1} || tokens_i) over blocks of 16 tokens as little-endian uint32.
+One chain serves every replica and tier, whatever its dtype or block size (a multiple of 16): a
+replica with larger blocks takes every (block / 16)-th link.
+
+xxh3 is fast, not collision-proof. Whoever finds a block by its hash compares its tokens too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Iterator
+
+import xxhash
+
+CHAIN_BLOCK_TOKENS = 16
+HASH_BYTES = 16
+_TOKEN_BYTES = 4
+_ROOT_TAG = b"forebay/chain-root/1"
+
+
+def chain_root(secret: bytes, tenant: str, scope: str, tokenizer_identity: str) -> bytes:
+    """The 16-byte start of every chain of one tenant and scope under one tokenizer.
+
+    Every field is length-prefixed, so that no two different triples give the same bytes (tenant
+    "a" with scope "bc" is not tenant "ab" with scope "c"), and keyed with the server's secret, so
+    that no client can compute another tenant's root.
+    """
+    mac = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in (_ROOT_TAG, tenant.encode(), scope.encode(), tokenizer_identity.encode()):
+        mac.update(len(part).to_bytes(8, "little"))
+        mac.update(part)
+    return mac.digest()[:HASH_BYTES]
+
+
+def extend_chain(parent: bytes, token_bytes: bytes | memoryview) -> bytes:
+    """The hash of one 16-token block: 64 bytes of little-endian uint32 ids after `parent`."""
+    state = xxhash.xxh3_128(parent)
+    state.update(token_bytes)
+    return state.digest()
+
+
+def chain(root: bytes, token_bytes: bytes | memoryview) -> Iterator[bytes]:
+    """The hashes of every full 16-token block of a prompt, in order; a partial tail has none.
+
+    `token_bytes` holds the prompt as little-endian uint32 ids, four bytes each.
+    """
+    step = CHAIN_BLOCK_TOKENS * _TOKEN_BYTES
+    view = memoryview(token_bytes)
+    parent = root
+    for start in range(0, len(view) - step + 1, step):
+        parent = extend_chain(parent, view[start : start + step])
+        yield parent
+
+
+def block_links(links: Iterable[bytes], block_tokens: int) -> list[bytes]:
+    """The links that name a replica's blocks when its blocks hold `block_tokens` tokens.
+
+    Raises ValueError unless `block_tokens` is a positive multiple of 16.
+    """
+    if block_tokens <= 0 or block_tokens % CHAIN_BLOCK_TOKENS:
+        raise ValueError(f"block_tokens must be a positive multiple of 16, not {block_tokens}")
+    stride = block_tokens // CHAIN_BLOCK_TOKENS
+    return list(links)[stride - 1 :: stride]

@@ -1,0 +1,380 @@
+"""The step loop: schedule, run, sample, emit, on a thread of its own.
+
+Requests and aborts come in from any thread and take effect at the next step; what a step produced
+goes out in one call of the owner's sink. The engine knows token ids, priorities and chain roots; it
+knows nothing of text, tenants or HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence as Ordered
+from dataclasses import dataclass
+
+import torch
+
+from cache.device_pool import DevicePool
+from engine.batching import BatchBuilder, wants_prompt_logprobs
+from engine.errors import EngineError
+from engine.executors.base import Executor
+from engine.report import EngineStats, StepReport
+from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from engine.sampler import BadLogits, Sampled, Sampler
+from engine.scheduler import Chunk, Scheduler
+from engine.sequence import Sequence
+
+_log = logging.getLogger("forebay.engine")
+
+Sink = Callable[[StepReport], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How much an engine takes on. `step_tokens` is the token budget of one step, `max_running`
+    the number of sequences in it, `max_context` the longest sequence in tokens."""
+
+    max_context: int
+    max_running: int = 16
+    step_tokens: int = 512
+    prompt_logprob_tokens: int = 128
+
+
+class Engine:
+    """Owns an executor, its page pool and the thread that steps them."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        eos_token_ids: frozenset[int],
+        options: EngineOptions,
+        sink: Sink,
+        *,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """`sink` is called on the engine's thread after every step that has something to say.
+
+        Raises EngineError unless the pages hold at least one sequence of `max_context` tokens.
+        """
+        block_tokens = executor.block_tokens
+        blocks = int(executor.pages.shape[0])
+        longest_blocks = -(-options.max_context // block_tokens)
+        if blocks < longest_blocks:
+            raise EngineError(
+                f"the page pool holds {blocks * block_tokens} tokens, fewer than max_context "
+                f"{options.max_context}: raise the model's cache.device or lower its max_context"
+            )
+        self._executor = executor
+        self._eos = eos_token_ids
+        self._options = options
+        self._sink = sink
+        self._sampler = sampler or Sampler()
+        self._scheduler = Scheduler(
+            DevicePool(blocks),
+            block_tokens=block_tokens,
+            step_tokens=options.step_tokens,
+            max_running=options.max_running,
+            prompt_logprob_tokens=options.prompt_logprob_tokens,
+        )
+        self._batches = BatchBuilder(
+            max_running=options.max_running,
+            max_blocks=longest_blocks,
+            step_tokens=options.step_tokens,
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._arrivals = 0
+        self._steps = 0
+        self._idle_since = time.monotonic()
+        self._alive = True
+        self._wake = threading.Condition()
+        self._submitted: list[EngineRequest] = []  # guarded by _wake, like the next three
+        self._aborted: list[str] = []
+        self._calls: list[Callable[[], None]] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="forebay-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start stepping."""
+        self._thread.start()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Put a request in line. Its outcome, refusals included, comes through the sink.
+
+        Raises EngineError if the engine has stopped.
+        """
+        with self._wake:
+            if self._stopping or not self._alive:
+                raise EngineError("the engine has stopped")
+            self._submitted.append(request)
+            self._wake.notify()
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its slot and pages are free before the next step. Unknown ids are fine."""
+        with self._wake:
+            self._aborted.append(request_id)
+            self._wake.notify()
+
+    def stats(self) -> EngineStats:
+        """A snapshot; exact between steps, at most one step old otherwise."""
+        counts = self._scheduler.pool.counts()
+        return EngineStats(
+            waiting=len(self._scheduler.waiting) + len(self._submitted),
+            running=len(self._scheduler.running),
+            pages_free=counts.free,
+            pages_cached=counts.cached,
+            pages_held=counts.held,
+            pages_total=counts.total,
+            preemptions=self._scheduler.preemptions,
+            steps=self._steps,
+            alive=self._alive,
+            last_step_age_s=time.monotonic() - self._idle_since,
+        )
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the engine's thread between two steps and wait for it.
+
+        For what must see the pool at rest: integrity checks, flushing. Raises what it raises, and
+        EngineError if the engine has stopped.
+        """
+        done = threading.Event()
+        failure: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:  # noqa: BLE001 - handed to the caller below
+                failure.append(error)
+            finally:
+                done.set()
+
+        with self._wake:
+            if self._stopping or not self._alive:
+                raise EngineError("the engine has stopped")
+            self._calls.append(run)
+            self._wake.notify()
+        done.wait()
+        if failure:
+            raise failure[0]
+
+    def check_integrity(self) -> None:
+        """Assert the pool's invariants between two steps; with nothing running, that no page is
+        held."""
+
+        def check() -> None:
+            pool = self._scheduler.pool
+            pool.check_integrity()
+            if not self._scheduler.running:
+                assert pool.counts().held == 0, "an idle engine holds pages"
+
+        self.call(check)
+
+    def forget_cached(self) -> None:
+        """Drop every cached page's content; running sequences keep theirs."""
+        self.call(lambda: (self._scheduler.pool.forget_cached(), None)[1])
+
+    def close(self) -> None:
+        """Abort what runs, stop the thread, close the executor. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._executor.close()
+
+    def _run(self) -> None:
+        try:
+            while self._take_in():
+                self._step()
+        except BaseException:  # noqa: BLE001 - the thread's last word; the owner sees alive=False
+            _log.exception("the step loop died")
+        finally:
+            with self._wake:
+                self._alive = False
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+            self._emit(self._end_all(), 0.0, 0, 0)
+
+    def _take_in(self) -> bool:
+        """Wait for work, then apply what came in; False when it is time to stop."""
+        with self._wake:
+            while not (
+                self._submitted
+                or self._aborted
+                or self._calls
+                or self._stopping
+                or self._sequences
+            ):
+                self._idle_since = time.monotonic()
+                self._wake.wait(timeout=1.0)
+            if self._stopping:
+                return False
+            submitted, self._submitted = self._submitted, []
+            aborted, self._aborted = self._aborted, []
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        outputs = [output for request in submitted if (output := self._accept(request))]
+        outputs += [output for request_id in aborted if (output := self._abort(request_id))]
+        if outputs:
+            self._emit(outputs, 0.0, 0, 0)
+        return True
+
+    def _accept(self, request: EngineRequest) -> EngineOutput | None:
+        """Put the request in line, or say why not."""
+        total = len(request.prompt_token_ids) + request.params.max_tokens
+        problem = None
+        if not request.prompt_token_ids:
+            problem = "the prompt is empty"
+        elif request.params.max_tokens < 1:
+            problem = "max_tokens must be at least 1"
+        elif total > self._options.max_context:
+            problem = f"prompt and max_tokens need {total} of {self._options.max_context} tokens"
+        elif request.request_id in self._sequences:
+            problem = "a request of this id is running"
+        if problem:
+            return _last_words(request.request_id, FinishReason.ERROR, 0, problem)
+        sequence = Sequence(request, self._arrivals)
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._scheduler.add(sequence)
+        return None
+
+    def _abort(self, request_id: str) -> EngineOutput | None:
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return None
+        self._scheduler.remove(sequence)
+        return _last_words(request_id, FinishReason.ABORT, sequence.cached_tokens or 0)
+
+    def _step(self) -> None:
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            return
+        started = time.perf_counter()
+        outputs = self._forward_and_sample(chunks)
+        self._steps += 1
+        self._idle_since = time.monotonic()
+        seconds = time.perf_counter() - started
+        self._emit(outputs, seconds, sum(chunk.tokens for chunk in chunks), len(chunks))
+
+    def _forward_and_sample(self, chunks: Ordered[Chunk]) -> list[EngineOutput]:
+        """Run the chunks together; if that raises, each alone, so that only the culprit fails."""
+        try:
+            batch, ranges = self._batches.build(chunks)
+            logits = self._executor.forward(batch)
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
+            if len(chunks) == 1:
+                sequence = chunks[0].sequence
+                _log.exception("request %s failed in its step", sequence.request.request_id)
+                return [self._finish(sequence, FinishReason.ERROR, error=type(error).__name__)]
+            outputs: list[EngineOutput] = []
+            for chunk in chunks:  # KV writes of the failed attempt are simply written again
+                outputs += self._forward_and_sample([chunk])
+            return outputs
+        return self._after_forward(chunks, ranges, logits)
+
+    def _after_forward(
+        self, chunks: Ordered[Chunk], ranges: list[range], logits: torch.Tensor
+    ) -> list[EngineOutput]:
+        """Commit KV, take prompt log-probabilities, sample one token per finished chunk."""
+        outputs: list[EngineOutput] = []
+        sampling: list[Sequence] = []
+        rows: list[int] = []
+        for chunk, logit_rows in zip(chunks, ranges, strict=True):
+            if wants_prompt_logprobs(chunk):
+                self._take_prompt_logprobs(chunk, logits[logit_rows.start : logit_rows.stop])
+            if chunk.reaches_end:
+                sampling.append(chunk.sequence)
+                rows.append(logit_rows.stop - 1)
+            self._scheduler.commit(chunk)
+        if len(rows) != logits.shape[0]:
+            logits = logits[rows]
+        while sampling:
+            try:
+                sampled = self._sampler.sample(logits, [sequence.row for sequence in sampling])
+            except BadLogits as bad:
+                outputs.append(self._finish(sampling[bad.row], FinishReason.ERROR, error=str(bad)))
+                keep = [row for row in range(len(sampling)) if row != bad.row]
+                logits, sampling = logits[keep], [sampling[row] for row in keep]
+                continue
+            outputs += [self._advance(s, t) for s, t in zip(sampling, sampled, strict=True)]
+            break
+        return outputs
+
+    def _take_prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        """Rows predict the next prompt token; the last prompt row predicts the first new one."""
+        sequence = chunk.sequence
+        last = min(sequence.computed + chunk.tokens, sequence.prompt_tokens - 1)
+        rows = last - sequence.computed
+        if rows > 0:
+            targets = sequence.token_ids(sequence.computed + 1, last + 1).tolist()
+            top = sequence.request.params.prompt_logprobs or 0
+            sequence.prompt_logprobs += self._sampler.prompt_logprobs(
+                logits[:rows].clone(), targets, top
+            )
+
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> EngineOutput:
+        """Append the token; end the sequence if it was the last."""
+        params = sequence.request.params
+        token = sampled.token_id
+        sequence.append(token)
+        logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        if params.prompt_logprobs is not None and sequence.generated == 1:
+            prompt_logprobs = tuple(sequence.prompt_logprobs)
+        stopped = token in params.stop_token_ids or (not params.ignore_eos and token in self._eos)
+        reason = None
+        if stopped:
+            reason = FinishReason.STOP
+        elif sequence.generated >= params.max_tokens:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._scheduler.remove(sequence)
+            del self._sequences[sequence.request.request_id]
+        return EngineOutput(
+            request_id=sequence.request.request_id,
+            token_ids=(token,),
+            logprobs=logprobs,
+            cached_tokens=sequence.cached_tokens or 0,
+            finish_reason=reason,
+            stopped_by_token=stopped,
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:
+        self._scheduler.remove(sequence)
+        self._sequences.pop(sequence.request.request_id, None)
+        return _last_words(
+            sequence.request.request_id, reason, sequence.cached_tokens or 0, error
+        )
+
+    def _end_all(self) -> list[EngineOutput]:
+        """Everything that is still here ends: on `close` as aborts, after a crash as errors."""
+        reason = FinishReason.ABORT if self._stopping else FinishReason.ERROR
+        error = None if self._stopping else "the engine died"
+        ids = [*self._sequences, *(request.request_id for request in self._submitted)]
+        for sequence in self._sequences.values():
+            self._scheduler.remove(sequence)
+        self._sequences.clear()
+        self._submitted.clear()
+        return [_last_words(request_id, reason, 0, error) for request_id in ids]
+
+    def _emit(
+        self, outputs: list[EngineOutput], seconds: float, tokens: int, sequences: int
+    ) -> None:
+        self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, self.stats()))
+
+
+def _last_words(
+    request_id: str, reason: FinishReason, cached_tokens: int, error: str | None = None
+) -> EngineOutput:
+    return EngineOutput(
+        request_id=request_id,
+        token_ids=(),
+        logprobs=(),
+        cached_tokens=cached_tokens,
+        finish_reason=reason,
+        error=error,
+    )

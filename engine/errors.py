@@ -1,0 +1,17 @@
+"""What the engine refuses, in words an operator or a client can act on."""
+
+
+class EngineError(Exception):
+    """Base of every error the engine raises on purpose."""
+
+
+class ModelLoadError(EngineError):
+    """A model cannot be loaded; the message names the file and the next step, on one line."""
+
+
+class UnsupportedArchitectureError(ModelLoadError):
+    """The model's architecture is not one the decoder can express; the message names it."""
+
+
+class TemplateError(EngineError):
+    """The chat template cannot render these messages; the message says what it objected to."""

@@ -1,0 +1,40 @@
+"""What an engine tells its owner, once per step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.request import EngineOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot between two steps. `pages_free + pages_cached + pages_held == pages_total`."""
+
+    waiting: int
+    running: int
+    pages_free: int
+    pages_cached: int
+    pages_held: int
+    pages_total: int
+    preemptions: int
+    steps: int
+    alive: bool
+    """False once the step loop has died; nothing more will come out."""
+    last_step_age_s: float
+    """Seconds since the loop last finished a step or found nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step's outcome, handed to the owner's sink in one call (one event-loop wake-up).
+
+    `seconds`, `tokens` (rows computed) and `sequences` describe the forward step; they are zero
+    when the report only carries aborts or rejections.
+    """
+
+    outputs: tuple[EngineOutput, ...]
+    seconds: float
+    tokens: int
+    sequences: int
+    stats: EngineStats

@@ -1,0 +1,69 @@
+"""What goes into an engine and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate: token ids in.
+
+    `chain_root` seeds the prefix hash chain: equal roots may share KV, unequal ones never do (see
+    `cache.hashing.chain_root`). None keeps this sequence's KV out of the cache altogether. Lower
+    `priority` runs first. `read_cache` False computes every prompt token (prompt logprobs need it)
+    but still stores the blocks.
+    """
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    chain_root: bytes | None
+    priority: int = 0
+    read_cache: bool = True
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. `STOP`: end-of-sequence or a stop token. `ERROR`: see the message."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position: the chosen token's, and the most likely alternatives'.
+
+    `top` is sorted from most to least likely and has as many entries as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """What one step produced for one sequence.
+
+    `token_ids` are the newly generated tokens (usually one; none on an abort or error). A token
+    that ended the sequence (end-of-sequence or a stop token) is included, and `finish_reason` is
+    then STOP, so a consumer that shows text drops the last token exactly if `stopped_by_token`.
+    `cached_tokens` counts prompt tokens served from the cache, fixed once the first token is out.
+    `prompt_logprobs` comes once, with the first token: one entry per prompt token from the second.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    cached_tokens: int
+    finish_reason: FinishReason | None
+    stopped_by_token: bool = False
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -1,0 +1,96 @@
+"""One sequence on its way through the engine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cache.device_pool import BlockKey
+from cache.hashing import CHAIN_BLOCK_TOKENS, extend_chain
+from engine.request import EngineRequest, TokenLogprobs
+from engine.sampler import SamplingRow
+from policies.scheduling import Rank
+
+
+class Sequence:
+    """A request's tokens, how far they are computed, and the pages they lie in.
+
+    Computed tokens chase known tokens: `known` counts prompt and generated tokens, `computed` those
+    whose KV is in `pages`. `known - computed` is 1 while decoding and more while prefilling; there
+    is no other mode. The step loop owns every field.
+    """
+
+    __slots__ = (
+        "_keys",
+        "_tokens",
+        "cached_tokens",
+        "computed",
+        "known",
+        "pages",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "published",
+        "rank",
+        "request",
+        "row",
+        "slot",
+    )
+
+    def __init__(self, request: EngineRequest, arrival: int) -> None:
+        prompt = request.prompt_token_ids
+        self.request = request
+        self.rank = Rank(request.priority, arrival)
+        self.prompt_tokens = len(prompt)
+        self._tokens = np.zeros(len(prompt) + request.params.max_tokens, dtype=np.int32)
+        self._tokens[: len(prompt)] = prompt
+        self.known = len(prompt)
+        self.computed = 0
+        self.pages: list[int] = []
+        self.published = 0
+        self.slot: int | None = None
+        self.cached_tokens: int | None = None
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.row = SamplingRow(request.params, prompt)
+        self._keys: list[BlockKey] = []
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return self.known - self.prompt_tokens
+
+    def token_ids(self, start: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """A view of the tokens at positions start:end."""
+        return self._tokens[start:end]
+
+    def append(self, token_id: int) -> None:
+        """One more generated token."""
+        self._tokens[self.known] = token_id
+        self.known += 1
+        self.row.append(token_id)
+
+    def block_keys(self, block_tokens: int, tokens: int) -> list[BlockKey]:
+        """Keys of the full blocks within the first `tokens` tokens; [] if the request opted out.
+
+        Chained once and kept: the list only grows.
+        """
+        root = self.request.chain_root
+        if root is None:
+            return []
+        full = tokens // block_tokens
+        while len(self._keys) < full:
+            parent = self._keys[-1].link if self._keys else root
+            start = len(self._keys) * block_tokens
+            view = self._tokens[start : start + block_tokens].astype("<u4", copy=False)
+            token_bytes = view.tobytes()
+            link = parent
+            for offset in range(0, len(token_bytes), 4 * CHAIN_BLOCK_TOKENS):
+                link = extend_chain(link, token_bytes[offset : offset + 4 * CHAIN_BLOCK_TOKENS])
+            self._keys.append(BlockKey(link, parent, token_bytes))
+        return self._keys[:full]
+
+    def forget_progress(self) -> None:
+        """Preempted: every token must be computed, or found in the cache, again."""
+        self.computed = 0
+        self.published = 0
+        self.pages = []
+        self.slot = None
+        self.prompt_logprobs = []

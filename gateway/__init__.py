@@ -1,0 +1,1 @@
+"""HTTP in, SSE out: keys, tenants, the journey of a request, replicas, metrics, command line."""

@@ -1,0 +1,43 @@
+"""The seam between the gateway and whatever generates tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from engine.report import EngineStats
+from engine.request import EngineOutput, EngineRequest
+
+TokenStream = AsyncIterator[EngineOutput]
+"""One request's outputs, the last with a finish reason."""
+
+
+class ReplicaUnavailable(Exception):
+    """The replica cannot take this request, or has lost it; nothing of it runs there any more."""
+
+
+class Replica(Protocol):
+    """One engine that serves one model, wherever it runs."""
+
+    name: str
+
+    def submit(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
+        """Start the request on entering, abort it on leaving if it has not finished.
+
+        Raises ReplicaUnavailable on entering when draining, full or dead, and from the stream when
+        the engine dies under it. Leaving the scope frees slot and pages within one step.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """The latest snapshot; cheap, safe from the event loop."""
+        ...
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no more requests and wait until the running ones are done, or the time is up."""
+        ...
+
+    async def close(self) -> None:
+        """Stop for good and give everything back. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The proof: workloads, clients and tables that measure any OpenAI-compatible server."""

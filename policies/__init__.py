@@ -1,0 +1,1 @@
+"""Decisions only: no I/O, no clock, no hidden randomness, no imports from other rooms."""
