@@ -17,11 +17,12 @@ import torch
 
 from cache.device_pool import DevicePool
 from engine.batching import BatchBuilder, wants_prompt_logprobs
-from engine.errors import EngineError
+from engine.errors import BadLogits, EngineError
 from engine.executors.base import Executor
+from engine.logprobs import prompt_logprobs
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
-from engine.sampler import BadLogits, Sampled, Sampler
+from engine.sampler import Sampled, Sampler
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
 
@@ -284,36 +285,39 @@ class Engine:
         rows: list[int] = []
         for chunk, logit_rows in zip(chunks, ranges, strict=True):
             if wants_prompt_logprobs(chunk):
-                self._take_prompt_logprobs(chunk, logits[logit_rows.start : logit_rows.stop])
+                try:
+                    self._take_prompt_logprobs(chunk, logits[logit_rows.start : logit_rows.stop])
+                except BadLogits as bad:
+                    outputs.append(
+                        self._finish(chunk.sequence, FinishReason.ERROR, error=str(bad))
+                    )
+                    continue
             if chunk.reaches_end:
                 sampling.append(chunk.sequence)
                 rows.append(logit_rows.stop - 1)
             self._scheduler.commit(chunk)
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
-        while sampling:
-            try:
-                sampled = self._sampler.sample(logits, [sequence.row for sequence in sampling])
-            except BadLogits as bad:
-                outputs.append(self._finish(sampling[bad.row], FinishReason.ERROR, error=str(bad)))
-                keep = [row for row in range(len(sampling)) if row != bad.row]
-                logits, sampling = logits[keep], [sampling[row] for row in keep]
-                continue
-            outputs += [self._advance(s, t) for s, t in zip(sampling, sampled, strict=True)]
-            break
+        outcomes = self._sampler.sample(logits, [sequence.row for sequence in sampling])
+        for sequence, outcome in zip(sampling, outcomes, strict=True):
+            if isinstance(outcome, BadLogits):
+                outputs.append(self._finish(sequence, FinishReason.ERROR, error=str(outcome)))
+            else:
+                outputs.append(self._advance(sequence, outcome))
         return outputs
 
     def _take_prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        """Rows predict the next prompt token; the last prompt row predicts the first new one."""
+        """Rows predict the next prompt token; the last prompt row predicts the first new one.
+
+        Raises BadLogits for rows that are not finite.
+        """
         sequence = chunk.sequence
         last = min(sequence.computed + chunk.tokens, sequence.prompt_tokens - 1)
         rows = last - sequence.computed
         if rows > 0:
-            targets = sequence.token_ids(sequence.computed + 1, last + 1).tolist()
+            targets = torch.from_numpy(sequence.token_ids(sequence.computed + 1, last + 1))
             top = sequence.request.params.prompt_logprobs or 0
-            sequence.prompt_logprobs += self._sampler.prompt_logprobs(
-                logits[:rows].clone(), targets, top
-            )
+            sequence.prompt_logprobs += prompt_logprobs(logits[:rows], targets, top)
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> EngineOutput:
         """Append the token; end the sequence if it was the last."""
@@ -321,9 +325,9 @@ class Engine:
         token = sampled.token_id
         sequence.append(token)
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
-        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+        of_prompt: tuple[TokenLogprobs, ...] | None = None
         if params.prompt_logprobs is not None and sequence.generated == 1:
-            prompt_logprobs = tuple(sequence.prompt_logprobs)
+            of_prompt = tuple(sequence.prompt_logprobs)
         stopped = token in params.stop_token_ids or (not params.ignore_eos and token in self._eos)
         reason = None
         if stopped:
@@ -340,7 +344,7 @@ class Engine:
             cached_tokens=sequence.cached_tokens or 0,
             finish_reason=reason,
             stopped_by_token=stopped,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=of_prompt,
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:

@@ -15,3 +15,11 @@ class UnsupportedArchitectureError(ModelLoadError):
 
 class TemplateError(EngineError):
     """The chat template cannot render these messages; the message says what it objected to."""
+
+
+class BadLogits(EngineError):
+    """No token can be chosen from one row of logits. `row` is its index in the batch."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(reason)
+        self.row = row

@@ -1,0 +1,61 @@
+"""How many requests a tenant may have in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+from gateway.errors import limit_exceeded
+from gateway.tenants import Tenant
+
+_NEW_SHARE = 0.2  # of the newest request in the running mean
+_LONGEST_WAIT_S = 60
+
+
+@dataclass(slots=True)
+class _Usage:
+    in_flight: int = 0
+    mean_s: float = 1.0
+
+
+class ConcurrencyLimits:
+    """Counts requests per tenant; a request with several choices or prompts counts once.
+
+    Used from the event loop only. What a tenant may have is read from the tenant each time, so that
+    a reload takes effect at the next request.
+    """
+
+    def __init__(self) -> None:
+        self._usage: dict[str, _Usage] = {}
+
+    def in_flight(self, tenant: Tenant) -> int:
+        """Slots the tenant holds now."""
+        usage = self._usage.get(tenant.id)
+        return usage.in_flight if usage is not None else 0
+
+    @contextmanager
+    def slot(self, tenant: Tenant) -> Iterator[None]:
+        """One slot, held as long as the scope lasts.
+
+        Raises a 429 ApiError when all are taken, which costs nothing. Its Retry-After is how long
+        the tenant's own recent requests say that a slot takes to fall free.
+        """
+        usage = self._usage.setdefault(tenant.id, _Usage())
+        limit = tenant.concurrency
+        if limit is not None and usage.in_flight >= limit:
+            wait_s = min(math.ceil(usage.mean_s / limit), _LONGEST_WAIT_S)
+            raise limit_exceeded(
+                f"This key's tenant has its limit of {limit} requests in flight.",
+                code="concurrency_limit_exceeded",
+                retry_after_s=wait_s,
+            )
+        usage.in_flight += 1
+        started_s = monotonic()
+        try:
+            yield
+        finally:
+            usage.in_flight -= 1
+            usage.mean_s += _NEW_SHARE * (monotonic() - started_s - usage.mean_s)

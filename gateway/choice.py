@@ -1,0 +1,106 @@
+"""One choice of an answer: an engine request while it runs, and the text that comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from engine.request import EngineOutput, EngineRequest, FinishReason
+from gateway.replica import Replica, TokenStream
+from gateway.text_choice import Delta, TextChoice
+
+
+class GenerationFailedError(Exception):
+    """The engine gave up on one request; the message is its own and for the log only."""
+
+
+class Choice:
+    """Entering submits it, leaving ends it wherever it is."""
+
+    def __init__(
+        self, index: int, prompt_index: int, request: EngineRequest, text: TextChoice
+    ) -> None:
+        self.index = index
+        self.prompt_index = prompt_index
+        self.request = request
+        self.text = text
+        self.outputs: TokenStream
+        self.opened = False
+        self.finish_reason: str | None = None
+        self.cached_tokens = 0
+        self._scope = AsyncExitStack()
+
+    async def submit(self, replica: Replica) -> None:
+        """Start it; raises ReplicaUnavailable."""
+        self.outputs = await self._scope.enter_async_context(replica.submit(self.request))
+
+    async def __aenter__(self) -> Choice:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._scope.aclose()
+
+    async def advance(self, output: EngineOutput) -> Delta:
+        """Take one output in; at the end of the choice, free what the engine holds for it.
+
+        Raises GenerationFailedError if the engine gave up on it.
+        """
+        if output.finish_reason is FinishReason.ERROR:
+            raise GenerationFailedError(output.error or "unknown")
+        self.cached_tokens = output.cached_tokens
+        delta = self.text.feed(output)
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            await self._scope.aclose()
+        return delta
+
+
+async def outputs_of(choices: Sequence[Choice]) -> AsyncIterator[list[tuple[Choice, EngineOutput]]]:
+    """Every choice's outputs as they come; what has come by the time one looks comes together.
+
+    Choices that are over are skipped. Raises ReplicaUnavailable when the engine is lost. Must be
+    closed (`aclosing`) when left early.
+    """
+    if len(choices) == 1:
+        (choice,) = choices
+        async for output in choice.outputs:
+            yield [(choice, output)]
+        return
+    arrivals: asyncio.Queue[tuple[Choice, EngineOutput] | BaseException | None] = asyncio.Queue()
+
+    async def pump(choice: Choice) -> None:
+        try:
+            async for output in choice.outputs:
+                arrivals.put_nowait((choice, output))
+        except Exception as error:  # noqa: BLE001 - raised again by whoever consumes
+            arrivals.put_nowait(error)
+        else:
+            arrivals.put_nowait(None)
+
+    pumps = [asyncio.create_task(pump(choice)) for choice in choices]
+    running = len(pumps)
+    try:
+        while running:
+            batch = []
+            arrived = [await arrivals.get()]
+            while not arrivals.empty():
+                arrived.append(arrivals.get_nowait())
+            for item in arrived:
+                if item is None:
+                    running -= 1
+                elif isinstance(item, BaseException):
+                    raise item
+                elif item[0].finish_reason is None:
+                    batch.append(item)
+            if batch:
+                yield batch
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,187 @@
+"""`forebay chat`: a terminal conversation with a running server."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import httpx
+import orjson
+import typer
+
+from gateway.cli import exit_codes
+from gateway.cli.errors import CommandError
+from gateway.state_dir import StateDir
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@dataclass(slots=True)
+class Turn:
+    """One answer as it came in. Times are `time.perf_counter` seconds."""
+
+    started: float
+    first_token: float | None = None
+    last_token: float | None = None
+    pieces: list[str] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(self.pieces)
+
+    def summary(self) -> str:
+        """TTFT, tokens per second after the first token, cached prompt tokens."""
+        if self.first_token is None or self.last_token is None:
+            return "no tokens"
+        parts = [f"TTFT {1000 * (self.first_token - self.started):.0f} ms"]
+        generated = self.usage.get("completion_tokens", 0)
+        if generated > 1 and self.last_token > self.first_token:
+            rate = (generated - 1) / (self.last_token - self.first_token)
+            parts.append(f"{rate:.1f} tokens/s")
+        if self.usage:
+            cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            parts.append(f"{cached} of {self.usage.get('prompt_tokens', 0)} prompt tokens cached")
+        return " · ".join(parts)
+
+
+def chat(
+    url: Annotated[str, typer.Option(help="The server's address.")] = _DEFAULT_URL,
+    key: Annotated[
+        str | None,
+        typer.Option(envvar="FOREBAY_API_KEY", help="API key; else this machine's demo key."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Model; else the first one listed.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+) -> None:
+    """Talk to a running server. Ctrl-C stops an answer, Ctrl-D leaves."""
+    key = key or _demo_key()
+    base = url.rstrip("/").removesuffix("/v1")
+    timeout = httpx.Timeout(10.0, read=600.0)
+    with httpx.Client(
+        base_url=base, headers={"authorization": f"Bearer {key}"}, timeout=timeout
+    ) as client:
+        try:
+            _converse(client, model or _first_model(client), system, max_tokens)
+        except httpx.InvalidURL:
+            raise CommandError("--url: is not a URL", exit_code=exit_codes.USAGE) from None
+        except httpx.UnsupportedProtocol:
+            raise CommandError(
+                "--url: must begin with http:// or https://", exit_code=exit_codes.USAGE
+            ) from None
+        except httpx.ConnectError:
+            raise CommandError(
+                f"no server answers at {base}; is `forebay serve` running?"
+            ) from None
+        except httpx.TimeoutException:
+            raise CommandError(f"the server at {base} takes too long to answer") from None
+        except httpx.TransportError as error:
+            raise CommandError(f"the connection to {base} broke ({type(error).__name__})") from None
+
+
+def _converse(client: httpx.Client, model: str, system: str | None, max_tokens: int | None) -> None:
+    messages: list[dict[str, str]] = []
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    typer.echo(f"{model} at {client.base_url}. Ctrl-C stops an answer, Ctrl-D leaves.")
+    while True:
+        try:
+            said = input("\n> ").strip()
+        except (EOFError, KeyboardInterrupt):
+            typer.echo()
+            return
+        if not said:
+            continue
+        messages.append({"role": "user", "content": said})
+        turn = Turn(started=time.perf_counter())
+        try:
+            for piece in _stream(client, model, messages, max_tokens, turn):
+                typer.echo(printable(piece), nl=False)
+        except KeyboardInterrupt:
+            typer.echo(" [stopped]", nl=False)
+        except CommandError as error:
+            # A turn that the server refuses (too long, too many at once) does not end the chat.
+            messages.pop()
+            typer.echo(f"forebay: {error}", err=True)
+            continue
+        typer.echo(f"\n[{turn.summary()}]")
+        messages.append({"role": "assistant", "content": turn.text})
+
+
+def _stream(
+    client: httpx.Client,
+    model: str,
+    messages: list[dict[str, str]],
+    max_tokens: int | None,
+    turn: Turn,
+) -> Iterator[str]:
+    """Yield the answer's text as it arrives, filling in `turn`. Raises CommandError."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            response.read()
+            raise CommandError(_refusal(response))
+        for line in response.iter_lines():
+            data = line.removeprefix("data: ")
+            if data == line:
+                continue
+            if data == "[DONE]":
+                return
+            event = orjson.loads(data)
+            if error := event.get("error"):
+                raise CommandError(f"the answer broke off: {error.get('message')}")
+            turn.usage = event.get("usage") or turn.usage
+            for choice in event.get("choices", ()):
+                if piece := choice["delta"].get("content"):
+                    turn.last_token = time.perf_counter()
+                    turn.first_token = turn.first_token or turn.last_token
+                    turn.pieces.append(piece)
+                    yield piece
+    raise CommandError("the answer broke off before its end")
+
+
+def printable(text: str) -> str:
+    """Text without the control characters by which a model could command the terminal."""
+    return "".join(
+        character
+        for character in text
+        if character in "\n\t" or not (ord(character) < 32 or 127 <= ord(character) < 160)
+    )
+
+
+def _first_model(client: httpx.Client) -> str:
+    response = client.get("/v1/models")
+    if response.status_code != httpx.codes.OK:
+        raise CommandError(_refusal(response))
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise CommandError(f"{client.base_url} does not list a model for this key") from None
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        message = "no reason given"
+    hint = " (see --key and FOREBAY_API_KEY)" if response.status_code == 401 else ""
+    return f"the server answered {response.status_code}: {printable(str(message))}{hint}"
+
+
+def _demo_key() -> str:
+    key = StateDir(StateDir.locate(os.environ)).existing_demo_key()
+    if key is None:
+        raise CommandError("no key: give --key or set FOREBAY_API_KEY", exit_code=exit_codes.USAGE)
+    return key

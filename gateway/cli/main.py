@@ -1,0 +1,84 @@
+"""The command's entry: subcommands, and errors as one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gateway.cli import exit_codes
+from gateway.cli.chat import chat
+from gateway.cli.check import check
+from gateway.cli.errors import CommandError
+from gateway.cli.keys import keys
+from gateway.cli.serve import serve_command
+from gateway.listening import PortUnavailable
+from gateway.settings_errors import ConfigError
+from gateway.version import __version__
+
+# Usage errors derive from this; typer does not export it under a name of its own.
+_ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="forebay",
+    help="A multi-tenant LLM inference gateway that runs the models itself.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve_command)
+app.command("chat")(chat)
+app.command("check")(check)
+app.add_typer(keys, name="keys")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"forebay {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say which one."),
+    ] = False,
+) -> None:
+    """A multi-tenant LLM inference gateway that runs the models itself."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with one of `exit_codes`."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        if arguments is None:
+            arguments = sys.argv[1:]
+        code = app(arguments or ["--help"], prog_name="forebay", standalone_mode=False)
+    except ConfigError as error:
+        return _complain(exit_codes.USAGE, *error.messages)
+    except PortUnavailable as error:
+        return _complain(exit_codes.PORT_UNAVAILABLE, str(error))
+    except CommandError as error:
+        return _complain(error.exit_code, str(error))
+    except (typer.Abort, KeyboardInterrupt):
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone. Keep the interpreter's own flush from failing too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.FAILURE
+    except _ClickException as error:
+        return _complain(exit_codes.USAGE, error.format_message())  # type: ignore[attr-defined] # see _ClickException
+    return code if isinstance(code, int) else exit_codes.OK
+
+
+def _complain(code: int, *messages: str) -> int:
+    for message in messages:
+        sys.stderr.write("forebay: " + " ".join(message.split()) + "\n")
+    return code

@@ -1,0 +1,86 @@
+"""`forebay serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.lifecycle import Lifecycle
+from gateway.load_progress import ReportProgress
+from gateway.metrics import Metrics
+from gateway.reload import ConfigSource, RuntimeConfig
+from gateway.settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from gateway.served_model import ServedModel
+    from gateway.server import OpenFleet
+
+
+def serve_command(
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="YAML file; without one, the bundled model is served."),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[str | None, typer.Option(help="Port to listen on; 0 is any free one.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Serve this .gguf file or Hugging Face directory instead of the models."),
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> int:
+    """Load the models and answer requests until told to stop."""
+    given = {
+        "--host": host,
+        "--port": port,
+        "--model": model,
+        "--log-format": log_format,
+        "--log-level": log_level,
+    }
+    flags = {flag: value for flag, value in given.items() if value is not None}
+    from gateway.server import serve
+
+    return serve(
+        ConfigSource(config, os.environ, flags), open_fleet=_open_fleet, make_app=_make_app
+    )
+
+
+# torch takes seconds to import. Both imports below happen once the port is taken and answered, so
+# that a mistake in the configuration or a busy port is said at once.
+
+
+@asynccontextmanager
+async def _open_fleet(
+    settings: Settings, *, metrics: Metrics, progress: ReportProgress
+) -> AsyncIterator[Mapping[str, ServedModel]]:
+    open_fleet = await asyncio.to_thread(_import_fleet)
+    async with open_fleet(settings, metrics=metrics, progress=progress) as models:
+        yield models
+
+
+def _import_fleet() -> OpenFleet:
+    from gateway.fleet import open_fleet
+
+    return open_fleet
+
+
+def _make_app(
+    *,
+    runtime: RuntimeConfig,
+    models: Mapping[str, ServedModel],
+    metrics: Metrics,
+    secret: bytes,
+    lifecycle: Lifecycle,
+) -> ASGIApp:
+    from gateway.app import create_app
+
+    return create_app(runtime, models, metrics, secret, lifecycle)

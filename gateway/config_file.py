@@ -1,0 +1,289 @@
+"""From a YAML file, the environment and flags to validated `Settings`.
+
+Later sources win: file (or the embedded default), then `FOREBAY_SECTION__KEY` variables, then
+flags. Every mistake of every source is reported at once, one line each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from gateway.settings import Section, Settings
+from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, shown_key
+from gateway.settings_errors import Path as KeyPath
+from gateway.settings_unbuilt import take_out_unbuilt, unbuilt_keys
+from gateway.state_dir import StateDir
+from gateway.tenants import hash_key
+
+_PREFIX = "FOREBAY_"
+_FLAGS: Mapping[str, KeyPath] = {
+    "--host": ("server", "host"),
+    "--port": ("server", "port"),
+    "--log-format": ("server", "log_format"),
+    "--log-level": ("server", "log_level"),
+}
+BUNDLED_MODEL_NAME = "smollm2-135m-instruct"
+DEMO_TENANT = "demo"
+
+
+def load_settings(
+    path: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read, merge and validate everything; raises ConfigError.
+
+    `path` None is the embedded default: the bundled model and one demo tenant, whose key is made in
+    the state directory if it is not there. `flags` maps `--host`, `--port`, `--log-format`,
+    `--log-level` or `--model` (a path that replaces the models) to what was given.
+    """
+    flags = flags or {}
+    source = "default configuration" if path is None else str(path)
+    tree = _default_tree(StateDir.open(environ)) if path is None else read_yaml(path)
+    origins: dict[KeyPath, str] = {}
+    mistakes: list[str] = []
+
+    if "--model" in flags:
+        tree["models"] = [_model_from_flag(flags["--model"])]
+        origins["models",] = "--model"
+    for variable, text in sorted(environ.items()):
+        if message := _apply_variable(tree, origins, variable, text):
+            mistakes.append(f"{variable}: {message}")
+    for flag, key in _FLAGS.items():
+        if flag in flags:
+            _put(tree, key, flags[flag])
+            origins[key] = flag
+
+    mistakes += [
+        f"{variable}: {message}"
+        for variable, message in _unknown_sections(environ).items()
+        if variable not in _named_variables(tree)
+    ]
+    mistakes += [
+        f"{locate(source, origins, key)}: {message}" for key, message in take_out_unbuilt(tree)
+    ]
+    try:
+        settings = Settings.model_validate(tree)
+    except ValidationError as error:
+        mistakes += [_line(source, origins, item) for item in _causes(error)]
+        raise ConfigError(mistakes) from None
+    mistakes += [
+        f"{locate(source, origins, key)}: no such file or directory: {missing}"
+        for key, missing in _missing_files(settings)
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
+    return settings
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file's tree, its relative paths anchored at its own directory; raises ConfigError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path}: is not UTF-8 text"]) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
+    try:
+        tree = yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError([f"{place}: {_without_content(error.problem)}"]) from None
+    except yaml.YAMLError:
+        raise ConfigError([f"{path}: has characters that YAML does not allow"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: is nested too deeply"]) from None
+    if not isinstance(tree, dict):
+        raise ConfigError([f"{path}: must be a mapping with the keys server, models, tenants"])
+    _anchor_paths(tree, path.resolve().parent)
+    return tree
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice, where YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{shown_key(key.value)} is given twice", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _without_content(problem: str | None) -> str:
+    """YAML's complaint with quoted pieces of the file taken out, for they might be secrets."""
+    return re.sub(r"'(?!<)[^']{2,}'", "(...)", problem or "is not valid YAML")
+
+
+def _default_tree(state: StateDir) -> dict[str, Any]:
+    return {
+        "models": [{"name": BUNDLED_MODEL_NAME, "path": "bundled"}],
+        "tenants": [{"id": DEMO_TENANT, "keys": [{"hash": hash_key(state.demo_key())}]}],
+    }
+
+
+def _model_from_flag(given: str) -> dict[str, Any]:
+    if given == "bundled":
+        return {"name": BUNDLED_MODEL_NAME, "path": given}
+    path = Path(given).expanduser().absolute()
+    stem = path.stem if path.suffix == ".gguf" else path.name
+    name = re.sub(r"[^A-Za-z0-9._:@+-]", "-", stem).lstrip("-._:@+")[:128]
+    return {"name": name or "model", "path": str(path)}
+
+
+def _anchor_paths(tree: dict[str, Any], base: Path) -> None:
+    models = tree.get("models")
+    for model in models if isinstance(models, list) else []:
+        if isinstance(model, dict) and model.get("path") != "bundled":
+            _anchor(model, "path", base)
+    server = tree.get("server")
+    if isinstance(server, dict) and isinstance(server.get("tls"), dict):
+        _anchor(server["tls"], "cert", base)
+        _anchor(server["tls"], "key", base)
+
+
+def _anchor(holder: dict[str, Any], key: str, base: Path) -> None:
+    value = holder.get(key)
+    if isinstance(value, str) and value:
+        holder[key] = str(base / Path(value).expanduser())
+
+
+def _apply_variable(
+    tree: dict[str, Any], origins: dict[KeyPath, str], variable: str, text: str
+) -> str | None:
+    """Put one variable's value into the tree if it names a key; returns what is wrong, if it is."""
+    key = _key_of(variable)
+    if key is None or (len(key) > 1 and key[0] not in _keys_at(())):
+        return None
+    for depth, part in enumerate(key):
+        known = _keys_at(key[:depth])
+        if isinstance(part, str) and part not in known:
+            return "names no setting" + did_you_mean(part, known)
+    try:
+        value = yaml.load(text, Loader=_StrictLoader) if text[:1] in ("[", "{") else text
+    except (yaml.YAMLError, RecursionError):
+        return "is not a valid list or mapping in YAML"
+    if not _put(tree, key, None if text in ("null", "~") else value):
+        return "names an item that is not there; the next index may be added, no later one"
+    origins[key] = variable
+    return None
+
+
+def _key_of(variable: str) -> KeyPath | None:
+    """FOREBAY_MODELS__0__DTYPE -> ("models", 0, "dtype"); None if it cannot be a setting's."""
+    if not variable.startswith(_PREFIX):
+        return None
+    parts = variable[len(_PREFIX) :].lower().split("__")
+    if len(parts) == 1 and parts[0] not in _keys_at(()):
+        return None
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def _unknown_sections(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like overrides of a section that does not exist."""
+    known = _keys_at(())
+    unknown = {}
+    for variable in sorted(environ):
+        key = _key_of(variable)
+        if key is not None and key[0] not in known:
+            unknown[variable] = "names no setting" + did_you_mean(key[0], known)
+    return unknown
+
+
+def _named_variables(tree: dict[str, Any]) -> set[str]:
+    """Variables that the configuration itself refers to; any spelling is theirs to choose."""
+    names = set()
+    stack: list[Any] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            names |= {
+                value
+                for key, value in node.items()
+                if isinstance(value, str) and (key == "env" or str(key).endswith("_env"))
+            }
+            stack.extend(node.values())
+        elif isinstance(node, list):
+            stack.extend(node)
+    return names
+
+
+def _put(tree: dict[str, Any], key: KeyPath, value: Any) -> bool:
+    """Set the value at `key`, making sections and one next list item; False if it cannot be."""
+    node: Any = tree
+    for part, following in zip(key, (*key[1:], None), strict=True):
+        fresh: Any = value if following is None else [] if isinstance(following, int) else {}
+        if isinstance(part, int):
+            if not isinstance(node, list) or part > len(node):
+                return False
+            if part == len(node):
+                node.append(fresh)
+        else:
+            if not isinstance(node, dict):
+                return False
+            if node.get(part) is None:
+                node[part] = fresh
+        if following is None:
+            node[part] = value
+        else:
+            node = node[part]
+    return True
+
+
+def _keys_at(path: KeyPath) -> list[str]:
+    """The names of all keys, built or not, in the section at `path`."""
+    section: type[Section] | None = Settings
+    for part in path:
+        if isinstance(part, str):
+            field = section.model_fields.get(part) if section else None
+            section = _section_in(field.annotation) if field else None
+    return [*(section.model_fields if section else ()), *unbuilt_keys(path)]
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = [_section_in(argument) for argument in get_args(annotation)]
+    return next((section for section in found if section), None)
+
+
+def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
+    """The mistakes without those that only follow from others: a list whose items are all wrong
+    is not empty."""
+    found: list[Mapping[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    parents = {item["loc"][:length] for item in found for length in range(len(item["loc"]))}
+    return [item for item in found if item["type"] != "too_short" or item["loc"] not in parents]
+
+
+def _line(source: str, origins: Mapping[KeyPath, str], error: Mapping[str, Any]) -> str:
+    path: KeyPath = error["loc"]
+    known = _keys_at(path[:-1])
+    shown = path
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        shown = (*path[:-1], shown_key(path[-1]))
+    return f"{locate(source, origins, shown)}: {describe(error, known)}"
+
+
+def _missing_files(settings: Settings) -> list[tuple[KeyPath, Path]]:
+    named: list[tuple[KeyPath, Path | None]] = [
+        (("models", index, "path"), model.path if isinstance(model.path, Path) else None)
+        for index, model in enumerate(settings.models)
+    ]
+    named.append((("server", "tls", "cert"), settings.server.tls.cert))
+    named.append((("server", "tls", "key"), settings.server.tls.key))
+    return [(key, path) for key, path in named if path is not None and not path.exists()]

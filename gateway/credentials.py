@@ -1,0 +1,85 @@
+"""What the configuration says about keys and secrets, resolved to what the gateway compares."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from gateway.settings import Settings, TenantSettings
+from gateway.settings_errors import ConfigError
+from gateway.state_dir import StateDir
+from gateway.tenants import KeyRing, Tenant, hash_key
+
+
+def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
+    """Every tenant's keys. Raises ConfigError for an unset variable or a key used twice."""
+    mistakes: list[str] = []
+    keys: list[tuple[str, Tenant]] = []
+    holder_of: dict[str, str] = {}
+    for tenant_index, entry in enumerate(settings.tenants):
+        tenant = _tenant(entry)
+        for key_index, key in enumerate(entry.keys):
+            place = f"tenants[{tenant_index}].keys[{key_index}]"
+            hashed = key.hash
+            if key.env is not None:
+                plain = environ.get(key.env, "").strip()
+                if not plain:
+                    mistakes.append(f"{key.env}: is not set, and {place} takes its key from it")
+                    continue
+                hashed = hash_key(plain)
+            if hashed is None:
+                raise AssertionError("a validated key has a hash or a variable")
+            if hashed in holder_of:
+                mistakes.append(f"{place}: is the same key as {holder_of[hashed]}")
+                continue
+            holder_of[hashed] = place
+            keys.append((hashed, tenant))
+    if mistakes:
+        raise ConfigError(mistakes)
+    return KeyRing(keys)
+
+
+def server_secret(settings: Settings, environ: Mapping[str, str]) -> bytes:
+    """The variable that `server.secret_env` names, else the state directory's own secret.
+
+    Raises ConfigError when the variable is set but empty: an empty secret protects nothing.
+    """
+    variable = settings.server.secret_env
+    if variable not in environ:
+        return StateDir.open(environ).server_secret()
+    secret = environ[variable].strip()
+    if not secret:
+        raise ConfigError([f"{variable}: is set but empty; unset it or make it long and random"])
+    return secret.encode()
+
+
+def admin_key_digest(settings: Settings, environ: Mapping[str, str]) -> bytes | None:
+    """SHA-256 of the operator's key, None if there is none.
+
+    Raises ConfigError if `server.metrics` needs one and its variable is not set.
+    """
+    variable = settings.server.admin_key_env
+    key = environ.get(variable, "").strip()
+    if key:
+        return hashlib.sha256(key.encode()).digest()
+    if settings.server.metrics == "admin-key":
+        raise ConfigError([f"{variable}: is not set, and server.metrics is admin-key"])
+    return None
+
+
+def known_secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[str]:
+    """Every secret that is known in the clear, so that logs can be kept free of it."""
+    variables = [settings.server.secret_env, settings.server.admin_key_env]
+    variables += [key.env for tenant in settings.tenants for key in tenant.keys if key.env]
+    return frozenset(
+        secret for variable in variables if (secret := environ.get(variable, "").strip())
+    )
+
+
+def _tenant(entry: TenantSettings) -> Tenant:
+    return Tenant(
+        id=entry.id,
+        models=entry.models,
+        concurrency=entry.limits.concurrency,
+        cache_scope=entry.cache.scope,
+    )

@@ -1,0 +1,60 @@
+"""What the two generating endpoints differ in; the journey treats them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from gateway.prompts import Prompt, encode_conversation, encode_prompts
+from gateway.served_model import ServedModel
+from gateway.wire.chat import read_chat
+from gateway.wire.chat_reply import ChatReply
+from gateway.wire.completion_reply import CompletionReply
+from gateway.wire.completions import read_completion
+from gateway.wire.generation import Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A validated body. `encode` turns its text into prompts, `reply` writes its answer.
+
+    `logprobs` is how many alternatives to show, None for none at all; `echo` puts the prompt in
+    front of the answer.
+    """
+
+    generation: Generation
+    logprobs: int | None
+    echo: bool
+    encode: Callable[[ServedModel], Awaitable[list[Prompt]]]
+    reply: type[ChatReply] | type[CompletionReply]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """`name` is its label in metrics and logs, `id_prefix` starts its answers' ids."""
+
+    name: str
+    id_prefix: str
+    read: Callable[[bytearray], Task]
+
+
+def _read_chat(body: bytearray) -> Task:
+    request = read_chat(body)
+
+    async def encode(model: ServedModel) -> list[Prompt]:
+        return [await encode_conversation(request.conversation, model)]
+
+    return Task(request.generation, request.logprobs, False, encode, ChatReply)
+
+
+def _read_completion(body: bytearray) -> Task:
+    request = read_completion(body)
+
+    async def encode(model: ServedModel) -> list[Prompt]:
+        return await encode_prompts(request, model)
+
+    return Task(request.generation, request.logprobs, request.echo, encode, CompletionReply)
+
+
+CHAT = Endpoint("chat", "chatcmpl-", _read_chat)
+COMPLETIONS = Endpoint("completions", "cmpl-", _read_completion)

@@ -1,0 +1,106 @@
+"""From validated bodies to token ids, off the event loop where the text is long."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from engine.errors import TemplateError
+from gateway.errors import bad_request
+from gateway.served_model import ServedModel
+from gateway.wire.completions import CompletionRequest
+from gateway.wire.json_body import field_path
+from gateway.wire.messages import Conversation
+
+_LONG_CHARACTERS = 8 << 10
+"""Where tokenizing begins to cost more than handing it to a thread."""
+
+_tokenizing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="forebay-tokenize")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text where the client gave text."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+async def encode_conversation(
+    conversation: Conversation, model: ServedModel, *, add_generation_prompt: bool = True
+) -> Prompt:
+    """Render the chat template and tokenize; a 400 where the template cannot show a turn.
+
+    The date that templates may print is today's in UTC.
+    """
+    template = model.chat_template
+    if template is None:
+        raise bad_request(
+            "This model has no chat template; use /v1/completions.", param="messages"
+        )
+    if conversation.tool_call_path and not model.shows_tool_calls:
+        raise bad_request(
+            "This model's chat template has no place for tool calls.",
+            param=conversation.tool_call_path,
+        )
+    if conversation.tool_result_path and not model.shows_tool_results:
+        raise bad_request(
+            "This model's chat template has no place for tool results.",
+            param=conversation.tool_result_path,
+        )
+
+    def encode() -> list[int]:
+        return template.encode(
+            conversation.messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            now=datetime.now(UTC),
+        )
+
+    try:
+        if conversation.characters() > _LONG_CHARACTERS:
+            ids = await asyncio.get_running_loop().run_in_executor(_tokenizing, encode)
+        else:
+            ids = encode()
+    except TemplateError as error:
+        raise bad_request(
+            f"The model's chat template refuses these messages: {error}", param="messages"
+        ) from None
+    return Prompt(ids, None)
+
+
+async def encode_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
+    """Tokenize every prompt of a completions body; ids are checked against the vocabulary."""
+    several = len(request.prompts) > 1
+    prompts = []
+    for i, prompt in enumerate(request.prompts):
+        path = field_path("prompt", i) if several else "prompt"
+        if isinstance(prompt, str):
+            encoded = Prompt(await encode_text(prompt, model), prompt)
+        else:
+            require_known_tokens(prompt, model, path)
+            encoded = Prompt(prompt, None)
+        if not encoded.token_ids:
+            raise bad_request(f"{path} must not be empty.", param=path)
+        prompts.append(encoded)
+    return prompts
+
+
+async def encode_text(text: str, model: ServedModel) -> list[int]:
+    """The ids of a bare prompt, with the token that the model wants at its start."""
+    if len(text) <= _LONG_CHARACTERS:
+        return model.tokenizer.encode_prompt(text)
+    return await asyncio.get_running_loop().run_in_executor(
+        _tokenizing, model.tokenizer.encode_prompt, text
+    )
+
+
+def require_known_tokens(ids: list[int] | frozenset[int], model: ServedModel, path: str) -> None:
+    """A 400 unless every id is one of the model's tokens; ids are not negative."""
+    if ids and max(ids) >= model.vocab_size:
+        raise bad_request(
+            f"{path} must hold token ids below {model.vocab_size}, this model's vocabulary.",
+            param=path,
+        )

@@ -1,0 +1,160 @@
+"""The configuration in use, and its replacement while running: all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pydantic import BaseModel
+
+from gateway.config_file import load_settings
+from gateway.credentials import admin_key_digest, build_key_ring
+from gateway.metrics import Metrics
+from gateway.settings import Settings
+from gateway.settings_errors import ConfigError
+from gateway.tenants import KeyRing
+
+_log = structlog.get_logger("forebay.config")
+
+_RELOADABLE_SERVER_KEYS = frozenset(
+    {"body_limit", "drain_s", "cors_origins", "trusted_proxies", "metrics"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One configuration with everything derived from it. Immutable, so that a request that took it
+    once is judged by one configuration from beginning to end.
+
+    `admin_key_digest` is the SHA-256 of the operator's key, None if there is none.
+    """
+
+    settings: Settings
+    key_ring: KeyRing
+    admin_key_digest: bytes | None = None
+
+
+class RuntimeConfig:
+    """Holds the snapshot in use. Readers take `current` once per request."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._current = snapshot
+
+    @property
+    def current(self) -> Snapshot:
+        """The configuration in use."""
+        return self._current
+
+    def replace(self, snapshot: Snapshot) -> None:
+        """Use another one from the next request on."""
+        self._current = snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """Where a configuration comes from: file (None: the embedded default), environment, flags."""
+
+    path: Path | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, str]
+
+    def load(self) -> Snapshot:
+        """Read and validate all of it; raises ConfigError."""
+        settings = load_settings(self.path, self.environ, self.flags)
+        return Snapshot(
+            settings,
+            build_key_ring(settings, self.environ),
+            admin_key_digest(settings, self.environ),
+        )
+
+
+class Reloader:
+    """Puts a changed file to use, or says why not and goes on with the last good one."""
+
+    def __init__(self, source: ConfigSource, config: RuntimeConfig, metrics: Metrics) -> None:
+        self._source = source
+        self._config = config
+        self._metrics = metrics
+        self._seen = _fingerprint(source.path)
+        self._one_at_a_time = asyncio.Lock()
+
+    async def reload(self) -> bool:
+        """Read the file again and use it as a whole; True if it is now in use."""
+        async with self._one_at_a_time:
+            return await self._reload()
+
+    async def _reload(self) -> bool:
+        self._seen = _fingerprint(self._source.path)
+        try:
+            snapshot = await asyncio.to_thread(self._source.load)
+            refuse_restart_changes(self._config.current.settings, snapshot.settings)
+        except ConfigError as error:
+            self._metrics.config_loaded("failure", reload=True)
+            for message in error.messages:
+                _log.error("config refused, the last good one stays", reason=message)
+            return False
+        self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
+        self._config.replace(snapshot)
+        self._metrics.config_loaded("success", reload=True)
+        _log.info("config reloaded", tenants=len(snapshot.settings.tenants))
+        return True
+
+    async def watch(self, *, interval_s: float = 1.0) -> None:
+        """Reload whenever the file has changed, until cancelled.
+
+        Polling sees what notifications miss: an editor that replaces the file, a mounted config map
+        that swaps a symlink, a network file system. A change counts once the file looks the same
+        twice in a row, so that a half-written one is not read.
+        """
+        before = self._seen
+        while True:
+            await asyncio.sleep(interval_s)
+            now = _fingerprint(self._source.path)
+            if now is not None and now != self._seen and now == before:
+                await self.reload()
+            before = now
+
+
+def refuse_restart_changes(old: Settings, new: Settings) -> None:
+    """Raises ConfigError naming every change that only a restart can bring into effect."""
+    changed = [
+        f"server.{key}"
+        for key in type(old.server).model_fields
+        if key not in _RELOADABLE_SERVER_KEYS
+        and getattr(old.server, key) != getattr(new.server, key)
+    ]
+    if len(old.models) != len(new.models):
+        changed.append("models")
+    else:
+        for index, (before, after) in enumerate(zip(old.models, new.models, strict=True)):
+            changed += _differing(before, after, f"models[{index}]")
+    if changed:
+        raise ConfigError([f"{key}: needs a restart to change" for key in changed])
+
+
+def _differing(old: BaseModel, new: BaseModel, name: str) -> list[str]:
+    keys = []
+    for key in type(old).model_fields:
+        before: Any = getattr(old, key)
+        after: Any = getattr(new, key)
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            keys += _differing(before, after, f"{name}.{key}")
+        elif before != after:
+            keys.append(f"{name}.{key}")
+    return keys
+
+
+def _fingerprint(path: Path | None) -> tuple[int, int, int] | None:
+    """What changes when a file does; None while there is none to read."""
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_size, status.st_ino)

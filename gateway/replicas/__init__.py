@@ -1,0 +1,1 @@
+"""The kinds of replica behind the one protocol of `gateway.replica`."""

@@ -1,0 +1,192 @@
+"""A replica that is an engine in this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol
+
+from engine.errors import EngineError
+from engine.report import EngineStats, StepReport
+from engine.request import EngineOutput, EngineRequest, FinishReason
+from gateway.replica import ReplicaUnavailable, TokenStream
+
+Sink = Callable[[StepReport], None]
+
+
+class StepEngine(Protocol):
+    """What the replica needs of `engine.engine.Engine`."""
+
+    def start(self) -> None:
+        """Start stepping."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Put a request in line; its outcome comes through the sink."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown ids are fine."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """A snapshot, from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Abort what runs and stop; blocks."""
+        ...
+
+
+class InProcessReplica:
+    """Carries requests to the engine's thread, and each step's outcome back in one wake-up.
+
+    Outputs that nobody has taken yet are handed over as one, so that a slow consumer costs memory
+    in the order of its answer's tokens and gets fewer, larger pieces. Implements `Replica`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_engine: Callable[[Sink], StepEngine],
+        *,
+        max_open: int,
+        observe: Callable[[str, StepReport], None],
+    ) -> None:
+        """Must be made on the event loop that will use it.
+
+        `open_engine` gets the sink that its engine shall call. `max_open` is how many sequences may
+        be here at once, running and waiting. `observe` sees every report, on the event loop.
+        """
+        self.name = name
+        self._loop = asyncio.get_running_loop()
+        self._max_open = max_open
+        self._observe = observe
+        self._inboxes: dict[str, _Inbox] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._draining = False
+        self._engine = open_engine(self._carry)
+
+    def start(self) -> None:
+        """Let the engine run."""
+        self._engine.start()
+
+    @asynccontextmanager
+    async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
+        """See `Replica.submit`."""
+        if self._draining:
+            raise ReplicaUnavailable("The engine is shutting down.")
+        if len(self._inboxes) >= self._max_open:
+            raise ReplicaUnavailable("Every place in the engine's queue is taken.")
+        request_id = request.request_id
+        inbox = self._inboxes[request_id] = _Inbox(self._loop)
+        self._empty.clear()
+        try:
+            try:
+                self._engine.submit(request)
+            except EngineError:
+                raise ReplicaUnavailable("The engine has stopped.") from None
+            yield inbox
+        finally:
+            del self._inboxes[request_id]
+            if not self._inboxes:
+                self._empty.set()
+            if not inbox.ended:
+                inbox.end()
+                self._engine.abort(request_id)
+
+    def stats(self) -> EngineStats:
+        """See `Replica.stats`."""
+        return self._engine.stats()
+
+    async def drain(self, timeout_s: float) -> None:
+        """See `Replica.drain`."""
+        self._draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+
+    async def close(self) -> None:
+        """Stop the engine; whoever still waits for tokens gets ReplicaUnavailable."""
+        self._draining = True
+        await asyncio.to_thread(self._engine.close)
+
+    def _carry(self, report: StepReport) -> None:
+        """The engine's sink, called on its thread."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear it
+            self._loop.call_soon_threadsafe(self._deliver, report)
+
+    def _deliver(self, report: StepReport) -> None:
+        for output in report.outputs:
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is not None:
+                inbox.put(output, alive=report.stats.alive)
+        self._observe(self.name, report)
+
+
+class _Inbox:
+    """One request's outputs between the delivering callback and the task that consumes them."""
+
+    __slots__ = ("_lost", "_loop", "_pending", "_waiter", "ended")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.ended = False
+        self._lost = False
+        self._loop = loop
+        self._pending: list[EngineOutput] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, output: EngineOutput, *, alive: bool) -> None:
+        """Add an output. One that ends the request without its owner's doing means it is lost."""
+        reason = output.finish_reason
+        if reason is FinishReason.ABORT or (reason is FinishReason.ERROR and not alive):
+            self._lost = True
+        else:
+            self._pending.append(output)
+        if reason is not None:
+            self.ended = True
+        self._wake()
+
+    def end(self) -> None:
+        """Nothing more will come: the owner has left."""
+        self.ended = True
+        self._wake()
+
+    def __aiter__(self) -> AsyncIterator[EngineOutput]:
+        return self
+
+    async def __anext__(self) -> EngineOutput:
+        while not self._pending:
+            if self._lost:
+                raise ReplicaUnavailable("The engine stopped before the answer was complete.")
+            if self.ended:
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        outputs, self._pending = self._pending, []
+        return outputs[0] if len(outputs) == 1 else _joined(outputs)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
+    """Several outputs of one request as if one step had produced them."""
+    last = outputs[-1]
+    prompt_logprobs = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
+    return EngineOutput(
+        request_id=last.request_id,
+        token_ids=tuple(token for output in outputs for token in output.token_ids),
+        logprobs=tuple(entry for output in outputs for entry in output.logprobs),
+        cached_tokens=last.cached_tokens,
+        finish_reason=last.finish_reason,
+        stopped_by_token=last.stopped_by_token,
+        error=last.error,
+        prompt_logprobs=prompt_logprobs[0] if prompt_logprobs else None,
+    )

@@ -1,0 +1,298 @@
+"""`forebay serve`: listen, load, answer, drain.
+
+The port is taken first and answered from the start: while the models load, `/health/live` is 200
+and everything else says that it is loading. Signals are handled here and not by uvicorn, which
+would cut running streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from engine.errors import EngineError
+from gateway.credentials import known_secrets, server_secret
+from gateway.http_limits import BoundedHttpProtocol
+from gateway.lifecycle import Lifecycle
+from gateway.listening import base_url, check_tls, listen
+from gateway.load_progress import ReportProgress, show_progress
+from gateway.logs import configure_logging
+from gateway.loop_lag import watch_loop_lag
+from gateway.metrics import Metrics
+from gateway.reload import ConfigSource, Reloader, RuntimeConfig, Snapshot
+from gateway.settings import Settings
+from gateway.state_dir import StateDir
+from gateway.version import __version__
+
+if TYPE_CHECKING:
+    from gateway.served_model import ServedModel
+
+_log = structlog.get_logger("forebay.server")
+
+_CUT_GRACE_S = 5.0
+"""After the drain deadline: time for streams that were cut to send their error event."""
+_CLOSE_GRACE_S = 2
+"""After that: time for connections to flush before their tasks are cancelled."""
+
+
+class OpenFleet(Protocol):
+    """Loads the models and starts their replicas; closing ends every stream that still runs.
+
+    `progress` is called from loading threads and raises StartInterrupted when the server is told
+    to stop: let it pass.
+    """
+
+    def __call__(
+        self, settings: Settings, *, metrics: Metrics, progress: ReportProgress
+    ) -> AbstractAsyncContextManager[Mapping[str, ServedModel]]: ...
+
+
+class MakeApp(Protocol):
+    """Builds the application. `models` is empty until `lifecycle.ready`."""
+
+    def __call__(
+        self,
+        *,
+        runtime: RuntimeConfig,
+        models: Mapping[str, ServedModel],
+        metrics: Metrics,
+        secret: bytes,
+        lifecycle: Lifecycle,
+    ) -> ASGIApp: ...
+
+
+class StartInterrupted(Exception):
+    """The server was told to stop while it was loading."""
+
+
+def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> int:
+    """Serve until told to stop; returns the exit code.
+
+    0 after a stop, also one whose deadline cut streams off; 1 if a model cannot be loaded or the
+    server broke down. Raises ConfigError and PortUnavailable before anything is loaded.
+    """
+    snapshot = source.load()
+    server = snapshot.settings.server
+    secret = server_secret(snapshot.settings, source.environ)
+    check_tls(server.tls)
+    secrets = set(known_secrets(snapshot.settings, source.environ))
+    demo_key = StateDir.open(source.environ).demo_key() if source.path is None else None
+    if demo_key:
+        secrets.add(demo_key)
+    configure_logging(server.log_format, server.log_level, secrets=secrets)
+    sockets = listen(server.host, server.port)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            process = _Process(source, snapshot, secret, sockets, open_fleet, make_app, demo_key)
+            return runner.run(process.run())
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+class _Process:
+    """One run of the server, from loading to the last byte."""
+
+    def __init__(
+        self,
+        source: ConfigSource,
+        snapshot: Snapshot,
+        secret: bytes,
+        sockets: Sequence[socket.socket],
+        open_fleet: OpenFleet,
+        make_app: MakeApp,
+        demo_key: str | None,
+    ) -> None:
+        settings = snapshot.settings
+        self._settings = settings
+        self._sockets = list(sockets)
+        self._open_fleet = open_fleet
+        self._demo_key = demo_key
+        self._runtime = RuntimeConfig(snapshot)
+        self._metrics = Metrics(
+            models=[model.name for model in settings.models],
+            tenants=[tenant.id for tenant in settings.tenants],
+        )
+        self._metrics.config_loaded("success", reload=False)
+        self._reloader = Reloader(source, self._runtime, self._metrics)
+        self._models: dict[str, ServedModel] = {}
+        self._lifecycle = Lifecycle()
+        self._app = make_app(
+            runtime=self._runtime,
+            models=self._models,
+            metrics=self._metrics,
+            secret=secret,
+            lifecycle=self._lifecycle,
+        )
+        self._stop = asyncio.Event()
+        self._loaded = asyncio.Event()
+        self._release = asyncio.Event()
+        self._reloads: set[asyncio.Task[bool]] = set()
+
+    async def run(self) -> int:
+        """Listen, load, announce, wait for a signal, drain, close."""
+        http = _HttpServer(self._app, self._settings)
+        listening = asyncio.create_task(http.serve(self._sockets))
+        fleet = asyncio.create_task(self._hold_fleet())
+        watching = asyncio.create_task(self._reloader.watch())
+        with self._signals(), watch_loop_lag(self._metrics.observe_loop_lag):
+            try:
+                await _first(self._loaded.wait(), self._stop.wait(), fleet, listening)
+                if self._loaded.is_set():
+                    self._announce()
+                    await _first(self._stop.wait(), fleet, listening)
+                await self._drain()
+                self._release.set()
+                failure = await _outcome(fleet)
+                await self._lifecycle.wait_idle(_CUT_GRACE_S)
+            finally:
+                watching.cancel()
+                http.should_exit = True
+                failure_of_http = await _outcome(listening)
+                self._lifecycle.stopped()
+        return _exit_code(failure or failure_of_http, stopping=self._stop.is_set())
+
+    async def _hold_fleet(self) -> None:
+        """Load, and keep the models open until released: one task, so that what is entered here is
+        left here."""
+        async with AsyncExitStack() as held:
+            with show_progress() as show:
+
+                def progress(what: str, done: int, total: int) -> None:
+                    if self._lifecycle.draining:
+                        raise StartInterrupted
+                    show(what, done, total)
+
+                models = await held.enter_async_context(
+                    self._open_fleet(self._settings, metrics=self._metrics, progress=progress)
+                )
+            self._models.update(models)
+            self._lifecycle.loaded()
+            self._loaded.set()
+            await self._release.wait()
+
+    async def _drain(self) -> None:
+        """Refuse new requests and give those in flight their time."""
+        self._lifecycle.drain()
+        seconds = self._runtime.current.settings.server.drain_s
+        in_flight = self._lifecycle.in_flight
+        _log.info("draining", in_flight=in_flight, at_most_s=seconds)
+        if not await self._lifecycle.wait_idle(seconds):
+            _log.warning("drain time is over, cutting off", in_flight=self._lifecycle.in_flight)
+
+    def _announce(self) -> None:
+        server = self._settings.server
+        url = base_url(self._sockets, server.host, tls=server.tls.cert is not None)
+        names = [model.name for model in self._settings.models]
+        key = self._demo_key or "$FOREBAY_API_KEY"
+        body = (
+            f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+        )
+        lines = [f"forebay {__version__} serves {', '.join(names)} at {url}"]
+        if self._demo_key:
+            lines.append(f"demo key: {self._demo_key}")
+        lines += [
+            f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
+            f"-H 'Content-Type: application/json' -d '{body}'",
+        ]
+        print("\n".join(lines), flush=True)  # noqa: T201 - the command's output
+        _log.info("ready", url=url, models=names)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C stop, a second one stops at once; SIGHUP reloads."""
+        loop = asyncio.get_running_loop()
+        handlers: dict[signal.Signals, Callable[[], None]] = {
+            signal.SIGTERM: lambda: self._on_stop(signal.SIGTERM),
+            signal.SIGINT: lambda: self._on_stop(signal.SIGINT),
+            signal.SIGHUP: self._on_hangup,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+
+    def _on_stop(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            # Not sys.exit: threads that compute cannot be asked to stop, and would be waited for.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._lifecycle.drain()  # from this moment on, not from when the main task wakes up
+        self._stop.set()
+
+    def _on_hangup(self) -> None:
+        task = asyncio.ensure_future(self._reloader.reload())
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own, on sockets that already listen."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        server = settings.server
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedHttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=int(server.keep_alive_s),
+                timeout_graceful_shutdown=_CLOSE_GRACE_S,
+                ssl_certfile=server.tls.cert,
+                ssl_keyfile=server.tls.key,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process handles its signals itself."""
+        yield
+
+
+async def _first(*awaitables: Awaitable[object]) -> None:
+    """Wait until one of these is done. Coroutines are given up then; tasks go on."""
+    waiting = {asyncio.ensure_future(awaitable): awaitable for awaitable in awaitables}
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future, awaitable in waiting.items():
+            if future is not awaitable:
+                future.cancel()
+
+
+async def _outcome(task: asyncio.Task[None]) -> BaseException | None:
+    """Wait for the task; what it raised, None if nothing."""
+    await asyncio.wait([task])
+    return task.exception()
+
+
+def _exit_code(failure: BaseException | None, *, stopping: bool) -> int:
+    """Say what went wrong, if anything did."""
+    if isinstance(failure, StartInterrupted) or (failure is None and stopping):
+        return 0
+    if isinstance(failure, EngineError):
+        sys.stderr.write(f"forebay: {failure}\n")
+        return 1
+    _log.error("the server broke down", exc_info=failure)
+    sys.stderr.write("forebay: the server broke down; its log says where\n")
+    return 1

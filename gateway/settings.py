@@ -1,0 +1,273 @@
+"""Every setting as one frozen tree, validated once and passed down as values.
+
+The tree holds what forebay does today. Keys whose feature is not built are refused by
+`gateway.settings_unbuilt` before they get here; reading a file, the environment and flags into the
+tree is `gateway.config_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+    model_validator,
+)
+
+from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
+_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
+
+EnvironmentVariable = Annotated[str, Field(min_length=1)]
+"""The name of an environment variable, not its content."""
+
+
+class Section(BaseModel):
+    """Base of every part of the tree: frozen, and no key is accepted that is not declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_all_defaults(cls, value: Any) -> Any:
+        """A section that is there but empty ("limits:" alone on its line) means its defaults."""
+        return {} if value is None else value
+
+
+class TlsSettings(Section):
+    """Certificate chain and private key, PEM files; both or neither."""
+
+    cert: Path | None = None
+    key: Path | None = None
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> TlsSettings:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key are needed together")
+        return self
+
+
+def _networks(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    networks = []
+    for index, item in enumerate(value):
+        try:
+            networks.append(ip_network(item))
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"item {index} must be an IP address or a network such as 10.0.0.0/8"
+            ) from None
+    return tuple(networks)
+
+
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], BeforeValidator(_networks)]
+
+
+class ServerSettings(Section):
+    """Where and how the gateway listens. `*_s` are seconds, `body_limit` bytes after decoding."""
+
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    port: Annotated[Whole, Field(ge=0, le=65_535)] = 8000
+    admin_key_env: EnvironmentVariable = "FOREBAY_ADMIN_KEY"
+    secret_env: EnvironmentVariable = "FOREBAY_SECRET"
+    body_limit: Annotated[ByteSize, Field(ge=1024, le=1 << 31)] = 16 << 20
+    drain_s: DurationS = 30.0
+    keep_alive_s: Annotated[DurationS, Field(ge=1)] = 75.0
+    cors_origins: tuple[str, ...] = ()
+    trusted_proxies: Networks = ()
+    tls: TlsSettings = TlsSettings()
+    metrics: Literal["local", "admin-key", "open"] = "local"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("admin_key_env", "secret_env")
+    @classmethod
+    def _is_a_variable(cls, value: str) -> str:
+        return _variable_name(value)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, origin in enumerate(value):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f'item {index} must be "*" or an origin such as https://example.com'
+                )
+        return value
+
+
+class ReplicaSettings(Section):
+    """How a model's engines run. `threads` None ("auto"): chosen from the machine's cores."""
+
+    kind: Literal["in-process"] = "in-process"
+    count: Annotated[Whole, Field(ge=1, le=1)] = 1
+    threads: Annotated[Annotated[Whole, Field(ge=1, le=1024)] | None, AutoIsNone] = None
+
+
+class CacheSettings(Section):
+    """A model's KV pool. `device` is bytes; None ("auto"): a share of free GPU memory, or 512 MiB
+    on a CPU. `block_tokens` is a page's size, a multiple of the 16 tokens that are hashed."""
+
+    block_tokens: Annotated[Whole, Field(ge=16, le=1024)] = 16
+    device: Annotated[Annotated[ByteSize, Field(ge=1)] | None, AutoIsNone] = None
+
+    @field_validator("block_tokens")
+    @classmethod
+    def _is_whole_hash_blocks(cls, value: int) -> int:
+        if value % 16:
+            raise ValueError("must be a multiple of 16")
+        return value
+
+
+def _model_path(value: Any) -> Path | Literal["bundled"]:
+    if value == "bundled":
+        return "bundled"
+    if isinstance(value, str | Path) and str(value):
+        return Path(value)
+    raise ValueError("must be bundled, a .gguf file or a Hugging Face directory")
+
+
+class ModelSettings(Section):
+    """One model. `max_running` sequences share a step of at most `step_tokens` tokens; up to
+    `max_waiting` more requests wait for a place before the gateway answers 503."""
+
+    name: str
+    path: Annotated[Literal["bundled"] | Path, PlainValidator(_model_path)]
+    device: str = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_context: Annotated[Whole, Field(ge=16, le=1 << 24)] = 2048
+    max_running: Annotated[Whole, Field(ge=1, le=1024)] = 16
+    max_waiting: Annotated[Whole, Field(ge=0, le=100_000)] = 256
+    step_tokens: Annotated[Whole, Field(ge=16, le=1 << 20)] = 512
+    replicas: ReplicaSettings = ReplicaSettings()
+    cache: CacheSettings = CacheSettings()
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if not _MODEL_NAME.fullmatch(value):
+            raise ValueError("must be 1 to 128 letters, digits or any of . _ : / @ + -")
+        return value
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("must be auto, cpu, cuda or cuda:N")
+        return value
+
+    @model_validator(mode="after")
+    def _every_running_sequence_gets_a_token(self) -> ModelSettings:
+        if self.step_tokens < self.max_running:
+            raise ValueError("step_tokens must be at least max_running")
+        return self
+
+
+class KeySettings(Section):
+    """One key of a tenant: the `hash` that `forebay keys` prints, or the environment variable that
+    holds the key."""
+
+    hash: str | None = None
+    env: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_plain_key(cls, value: Any) -> Any:
+        """A wrong shape here is most likely a key in the clear, so that nothing of it is shown."""
+        if not isinstance(value, dict) or not set(value) <= {"hash", "env"}:
+            raise ValueError(
+                "must be {hash: ...} or {env: VARIABLE}; plain keys are refused: "
+                "run `forebay keys hash` and paste what it prints"
+            )
+        if len([item for item in value.values() if item is not None]) != 1:
+            raise ValueError("must have either hash or env")
+        return value
+
+    @field_validator("hash")
+    @classmethod
+    def _is_a_hash(cls, value: str | None) -> str | None:
+        if value is not None and not _KEY_HASH.fullmatch(value):
+            raise ValueError(
+                "must be sha256: and 64 lower-case hex digits; `forebay keys hash` prints it"
+            )
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _is_a_variable(cls, value: str | None) -> str | None:
+        return value if value is None else _variable_name(value)
+
+
+class LimitSettings(Section):
+    """`concurrency` is how many of the tenant's requests may be in flight; None: no limit."""
+
+    concurrency: Annotated[Whole, Field(ge=1)] | None = None
+
+
+class TenantCacheSettings(Section):
+    """Within what a tenant's prompts share KV: the tenant, each of its users, or nothing."""
+
+    scope: Literal["tenant", "user", "none"] = "tenant"
+
+
+class TenantSettings(Section):
+    """One tenant. `models` are glob patterns of model names."""
+
+    id: str
+    keys: Annotated[tuple[KeySettings, ...], Field(min_length=1)]
+    models: tuple[str, ...] = ("*",)
+    limits: LimitSettings = LimitSettings()
+    cache: TenantCacheSettings = TenantCacheSettings()
+
+    @field_validator("id")
+    @classmethod
+    def _is_an_id(cls, value: str) -> str:
+        if not _TENANT_ID.fullmatch(value):
+            raise ValueError("must be 1 to 64 letters, digits or any of . _ @ -")
+        return value
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    server: ServerSettings = ServerSettings()
+    models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
+    tenants: Annotated[tuple[TenantSettings, ...], Field(min_length=1)]
+
+    @field_validator("models")
+    @classmethod
+    def _model_names_differ(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
+        _refuse_twins([model.name for model in value], "name")
+        return value
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenant_ids_differ(cls, value: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
+        _refuse_twins([tenant.id for tenant in value], "id")
+        return value
+
+
+def _variable_name(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError("must be the name of an environment variable")
+    return value
+
+
+def _refuse_twins(names: list[str], what: str) -> None:
+    for index, name in enumerate(names):
+        if (first := names.index(name)) != index:
+            raise ValueError(f"items {first} and {index} have the same {what}")

@@ -1,0 +1,100 @@
+"""Server-sent events: headers at once, one send per step, comments while there is nothing to say.
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+
+import orjson
+
+from gateway.http_call import ClientDisconnectedError, Header, HttpCall
+from gateway.http_disconnect import Interruption
+
+DONE = b"data: [DONE]\n\n"
+
+_KEEP_ALIVE = b": keep-alive\n\n"
+_HEADERS: tuple[Header, ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+def event(value: object) -> bytes:
+    """One event with a JSON value."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTimes:
+    """`heartbeat_s` of silence bring a comment, so that no proxy takes the stream for dead.
+    `stall_s` is how long one send may wait for a client that does not read."""
+
+    heartbeat_s: float = 10.0
+    stall_s: float = 60.0
+
+
+class EventStream:
+    """An open event stream; leaving it ends the answer.
+
+    A client that does not read holds up `send` and nothing else: what is produced meanwhile waits
+    where it is produced, in one piece. After `stall_s` of that ClientDisconnectedError is raised.
+    """
+
+    def __init__(self, call: HttpCall, headers: Iterable[Header], times: StreamTimes) -> None:
+        self._call = call
+        self._headers = headers
+        self._times = times
+        self._last_sent_s = 0.0
+        self._sending_since_s: float | None = None
+
+    async def __aenter__(self) -> EventStream:
+        await self._call.start(200, [*_HEADERS, *self._headers])
+        self._last_sent_s = monotonic()
+        self._interruption = Interruption()
+        self._attendant = asyncio.create_task(self._attend())
+        return self
+
+    async def send(self, frames: bytes | bytearray) -> None:
+        """Send whole events."""
+        self._sending_since_s = monotonic()
+        await self._call.send(bytes(frames), more=True)
+        self._sending_since_s = None
+        self._last_sent_s = monotonic()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._attendant.cancel()
+        if kind is None:
+            await self._call.send(b"", more=False)
+        elif kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
+            raise ClientDisconnectedError from None
+
+    async def _attend(self) -> None:
+        """Speak when there is silence, give up when nobody listens."""
+        tick_s = min(self._times.heartbeat_s, self._times.stall_s) / 4
+        while True:
+            await asyncio.sleep(tick_s)
+            now_s = monotonic()
+            if self._sending_since_s is not None:
+                if now_s - self._sending_since_s >= self._times.stall_s:
+                    self._interruption.fire()
+                    return
+            elif now_s - self._last_sent_s >= self._times.heartbeat_s:
+                self._last_sent_s = now_s
+                try:
+                    async with asyncio.timeout(self._times.stall_s):
+                        await self._call.send(_KEEP_ALIVE, more=True)
+                except TimeoutError:
+                    self._interruption.fire()
+                    return

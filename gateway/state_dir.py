@@ -1,0 +1,92 @@
+"""The directory where forebay keeps what it makes for itself: the server secret, the demo key."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.settings_errors import ConfigError
+
+_SECRET_FILE = "server-secret"
+_DEMO_KEY_FILE = "demo-key"
+KEY_PREFIX = "sk-forebay-"
+
+
+def new_key() -> str:
+    """A fresh API key with 256 random bits."""
+    return KEY_PREFIX + secrets.token_urlsafe(32)
+
+
+@dataclass(frozen=True, slots=True)
+class StateDir:
+    """An existing directory that only its owner may enter."""
+
+    path: Path
+
+    @staticmethod
+    def locate(environ: Mapping[str, str]) -> Path:
+        """FOREBAY_STATE_DIR, else XDG_STATE_HOME/forebay, else ~/.local/state/forebay."""
+        if chosen := environ.get("FOREBAY_STATE_DIR"):
+            return Path(chosen).expanduser().absolute()
+        # The XDG specification says that a relative path there is to be ignored.
+        if (base := environ.get("XDG_STATE_HOME", "")) and Path(base).is_absolute():
+            return Path(base) / "forebay"
+        return Path(environ.get("HOME") or Path.home()) / ".local" / "state" / "forebay"
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str]) -> StateDir:
+        """The directory, made if it is not there. Raises ConfigError if it cannot be."""
+        path = cls.locate(environ)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                [f"FOREBAY_STATE_DIR: {path} cannot be made ({error.strerror})"]
+            ) from None
+        return cls(path)
+
+    def server_secret(self) -> bytes:
+        """The secret under which prompts are hashed, made once. Raises ConfigError."""
+        return self._made_once(_SECRET_FILE, lambda: secrets.token_hex(32)).encode()
+
+    def demo_key(self) -> str:
+        """The demo tenant's key, made once. Raises ConfigError."""
+        return self._made_once(_DEMO_KEY_FILE, new_key)
+
+    def existing_demo_key(self) -> str | None:
+        """The demo tenant's key if there is one."""
+        try:
+            return (self.path / _DEMO_KEY_FILE).read_text().strip() or None
+        except OSError:
+            return None
+
+    def _made_once(self, name: str, make: Callable[[], str]) -> str:
+        """The file's content: written by whoever comes first, whole or not at all, mode 0600.
+
+        Two processes may start at once. Each writes a file of its own and links it to the name,
+        which succeeds for one of them only; both then read the winner's.
+        """
+        path = self.path / name
+        try:
+            if not path.exists():
+                draft = self.path / f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
+                descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                try:
+                    with os.fdopen(descriptor, "w") as file:
+                        file.write(make() + "\n")
+                        file.flush()
+                        os.fsync(file.fileno())
+                    with suppress(FileExistsError):
+                        os.link(draft, path)
+                finally:
+                    draft.unlink()
+            content = path.read_text().strip()
+        except OSError as error:
+            raise ConfigError([f"{path}: cannot be made or read ({error.strerror})"]) from None
+        if not content:
+            raise ConfigError([f"{path}: is empty; delete it to have it made anew"])
+        return content

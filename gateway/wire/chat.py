@@ -1,0 +1,45 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from gateway.wire.fields import Fields
+from gateway.wire.generation import MAX_TOP_LOGPROBS, Generation, read_generation
+from gateway.wire.json_body import parse_object
+from gateway.wire.messages import Conversation, read_messages
+from gateway.wire.unsupported import CHAT, refuse_unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`logprobs` is how many alternatives to show beside each token, None for no logprobs."""
+
+    generation: Generation
+    conversation: Conversation
+    logprobs: int | None
+
+
+def read_chat(body: bytes | bytearray) -> ChatRequest:
+    """Validate a chat body; raises the 400 that names the field which is wrong."""
+    fields = Fields(parse_object(body))
+    refuse_unsupported(fields, CHAT)
+    # the newer name wins where both are given
+    newer, older = fields.integer("max_completion_tokens", 1), fields.integer("max_tokens", 1)
+    generation = read_generation(fields, max_tokens=newer if newer is not None else older)
+    conversation = read_messages(fields)
+    logprobs = _read_logprobs(fields)
+    unknown = (*fields.unread(), *conversation.unknown)
+    return ChatRequest(
+        replace(generation, unknown=unknown) if unknown else generation, conversation, logprobs
+    )
+
+
+def _read_logprobs(fields: Fields) -> int | None:
+    wanted = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if wanted:
+        return top or 0
+    if top:
+        raise fields.wrong("top_logprobs", "is only allowed when logprobs is true.")
+    return None

@@ -1,0 +1,107 @@
+"""Answers of POST /v1/completions.
+
+https://platform.openai.com/docs/api-reference/completions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from engine.tokenizer import Tokenizer
+from gateway.text_choice import Delta, TokenEntry
+from gateway.token_words import token_word
+from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
+from gateway.wire.usage import Usage
+
+_KIND = "text_completion"
+
+
+class CompletionReply:
+    """Writes one completions answer, streamed or whole. Implements `ReplyFormat`."""
+
+    def __init__(
+        self, head: ReplyHead, tokenizer: Tokenizer, *, include_usage: bool, wants_logprobs: bool
+    ) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+        self._chunk = ChunkTemplate(head, _KIND, include_usage=include_usage)
+        self._wants_logprobs = wants_logprobs
+        self._plain_end = b',"logprobs":null,"finish_reason":null' + self._chunk.suffix
+        self._starts: dict[int, bytes] = {}
+
+    def opening(self, index: int) -> bytes:  # noqa: ARG002 - a completion has no role to say
+        """Nothing."""
+        return b""
+
+    def delta(self, index: int, delta: Delta) -> bytes:
+        """A piece of text, always a string."""
+        start = self._starts.get(index)
+        if start is None:
+            start = b'%b%d,"text":' % (self._chunk.prefix, index)
+            self._starts[index] = start
+        text = orjson.dumps(delta.text)
+        if not self._wants_logprobs:
+            return start + text + self._plain_end
+        logprobs = orjson.dumps(self._logprobs(delta.entries))
+        return b'%b%b,"logprobs":%b,"finish_reason":null%b' % (
+            start,
+            text,
+            logprobs,
+            self._chunk.suffix,
+        )
+
+    def final(self, index: int, finish_reason: str) -> bytes:
+        """The one chunk whose finish reason is not null."""
+        return b'%b%d,"text":"","logprobs":null,"finish_reason":"%b"%b' % (
+            self._chunk.prefix,
+            index,
+            finish_reason.encode(),
+            self._chunk.suffix,
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        """The usage chunk."""
+        return self._chunk.usage(usage)
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        """A text_completion object."""
+        return orjson.dumps(
+            {
+                **self._head.as_wire(_KIND),
+                "choices": [
+                    {
+                        "index": choice.index,
+                        "text": choice.text,
+                        "logprobs": self._logprobs(choice.entries)
+                        if self._wants_logprobs
+                        else None,
+                        "finish_reason": choice.finish_reason,
+                    }
+                    for choice in choices
+                ],
+                "usage": usage.as_wire(),
+            }
+        )
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, object]:
+        return {
+            "tokens": [token_word(self._tokenizer, entry.token_id) for entry in entries],
+            "token_logprobs": [
+                None if entry.logprob is None else wire_logprob(entry.logprob) for entry in entries
+            ],
+            "top_logprobs": [self._top(entry) for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+    def _top(self, entry: TokenEntry) -> dict[str, float] | None:
+        """The alternatives, and the chosen token even if it is none of them."""
+        if entry.logprob is None:
+            return None
+        top = {
+            token_word(self._tokenizer, token_id): wire_logprob(logprob)
+            for token_id, logprob in entry.top
+        }
+        top.setdefault(token_word(self._tokenizer, entry.token_id), wire_logprob(entry.logprob))
+        return top

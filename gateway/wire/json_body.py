@@ -1,0 +1,72 @@
+"""From a body's bytes to one JSON object, or a 400 that says where it went wrong."""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+
+from gateway.errors import ApiError, bad_request
+
+
+def parse_object(body: bytes | bytearray) -> dict[str, object]:
+    """The body as a JSON object.
+
+    NaN, Infinity, comments and nesting beyond 1024 levels are refused; of duplicate keys the last
+    counts. A lone surrogate escape is no Unicode text: it is refused with the path of its field.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise _explain(body) from None
+    if not isinstance(value, dict):
+        raise bad_request("The body must be a JSON object.")
+    return value
+
+
+def field_path(parent: str, key: str | int) -> str:
+    """OpenAI's notation: `messages[0].content`."""
+    if isinstance(key, int):
+        return f"{parent}[{key}]"
+    return f"{parent}.{key}" if parent else key
+
+
+def _explain(body: bytes | bytearray) -> ApiError:
+    # Only the strict parser refuses lone surrogates, so the lenient one can show where they are.
+    if b"\\ud" in body or b"\\uD" in body:
+        try:
+            path = _lone_surrogate_path(json.loads(body))
+        except (ValueError, RecursionError):
+            path = None
+        if path is not None:
+            where = path or "the body"
+            return bad_request(
+                f"{where} contains a lone surrogate escape, which is not Unicode text.",
+                param=path or None,
+            )
+    return bad_request("The body is not valid JSON.")
+
+
+def _lone_surrogate_path(root: object) -> str | None:
+    """The path of the first field that holds a lone surrogate; a bad key counts for its parent."""
+    pending: list[tuple[str, object]] = [("", root)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, str):
+            if _has_surrogate(value):
+                return path
+        elif isinstance(value, list):
+            pending += [(field_path(path, i), item) for i, item in enumerate(value)][::-1]
+        elif isinstance(value, dict):
+            if any(map(_has_surrogate, value)):
+                return path
+            pending += [(field_path(path, key), item) for key, item in value.items()][::-1]
+    return None
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

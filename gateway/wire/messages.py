@@ -1,0 +1,157 @@
+"""Chat messages: validated, and turned into what a chat template reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from gateway.errors import bad_request
+from gateway.wire.fields import Fields
+from gateway.wire.json_body import field_path
+
+MAX_MESSAGES = 4096
+PART_JOINER = ""
+"""Text parts are pieces of one text: what stands between them, the client writes."""
+
+Message = dict[str, object]
+"""As templates know it: role, content (always a string), name, tool_calls, tool_call_id."""
+
+_TEMPLATE_ROLES = {
+    "system": "system",
+    "developer": "system",  # OpenAI's newer word for it; templates know the older one
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`tool_turns` are the paths of the turns that need a template which can show tools."""
+
+    messages: list[Message]
+    tool_call_path: str | None
+    tool_result_path: str | None
+    unknown: tuple[str, ...]
+
+    def characters(self) -> int:
+        """How much text there is, to decide where to tokenize it."""
+        return sum(len(str(message["content"])) for message in self.messages)
+
+
+def read_messages(fields: Fields) -> Conversation:
+    """The `messages` field; raises a 400 that names the part which is wrong."""
+    values = fields.array("messages")
+    if not values:
+        raise fields.wrong("messages", "is required and must be a non-empty array.")
+    if len(values) > MAX_MESSAGES:
+        raise fields.wrong("messages", f"may hold at most {MAX_MESSAGES} messages.")
+    messages: list[Message] = []
+    call_path: str | None = None
+    result_path: str | None = None
+    unknown: set[str] = set()
+    for i, value in enumerate(values):
+        path = field_path("messages", i)
+        if not isinstance(value, dict):
+            raise bad_request(f"{path} must be an object.", param=path)
+        item = Fields(value, path)
+        message = _read_message(item)
+        messages.append(message)
+        if "tool_calls" in message:
+            call_path = call_path or item.path("tool_calls")
+        if message["role"] == "tool":
+            result_path = result_path or path
+        unknown.update(item.unread())
+    return Conversation(messages, call_path, result_path, tuple(unknown))
+
+
+def _read_message(item: Fields) -> Message:
+    role = _TEMPLATE_ROLES.get(item.required_string("role"))
+    if role is None:
+        raise item.wrong("role", "must be system, developer, user, assistant or tool.")
+    message: Message = {"role": role}
+    name = item.string("name")
+    if name:
+        message["name"] = name
+    if role == "assistant":
+        _read_assistant(item, message)
+    else:
+        message["content"] = _read_content(item, role)
+    if role == "tool":
+        message["tool_call_id"] = item.required_string("tool_call_id")
+    return message
+
+
+def _read_assistant(item: Fields, message: Message) -> None:
+    """An assistant turn may have no content: a call of a tool, or nothing at all."""
+    for name in ("function_call", "audio"):
+        if item.value(name) is not None:
+            raise item.wrong(name, "is not supported by this server.")
+    content = item.value("content")
+    message["content"] = "" if content is None else _read_content(item, "assistant")
+    refusal = item.string("refusal")
+    if refusal and not message["content"]:
+        message["content"] = refusal
+    reasoning = item.string("reasoning_content")
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    calls = item.array("tool_calls")
+    if calls:
+        path = item.path("tool_calls")
+        message["tool_calls"] = [
+            _read_call(call, field_path(path, i)) for i, call in enumerate(calls)
+        ]
+
+
+def _read_content(item: Fields, role: str) -> str:
+    value = item.value("content")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise item.wrong("content", "is required and must be a string or an array of text parts.")
+    path = item.path("content")
+    if not value:
+        raise item.wrong("content", "must not be an empty array.")
+    return PART_JOINER.join(
+        _read_part(part, field_path(path, i), role) for i, part in enumerate(value)
+    )
+
+
+def _read_part(part: object, path: str, role: str) -> str:
+    if not isinstance(part, dict):
+        raise bad_request(f"{path} must be an object with a type.", param=path)
+    kind = part.get("type")
+    if kind == "refusal" and role == "assistant":
+        return Fields(part, path).required_string("refusal")
+    if kind != "text":
+        raise bad_request(f"{path} must be a text part; this model reads only text.", param=path)
+    return Fields(part, path).required_string("text")
+
+
+def _read_call(call: object, path: str) -> Message:
+    if not isinstance(call, dict):
+        raise bad_request(f"{path} must be an object.", param=path)
+    fields = Fields(call, path)
+    if fields.value("type") not in (None, "function"):
+        raise fields.wrong("type", "must be function.")
+    function = fields.object("function")
+    if function is None:
+        raise fields.wrong("function", "is required and must be an object.")
+    return {
+        "id": fields.string("id") or "",
+        "type": "function",
+        "function": {
+            "name": function.required_string("name"),
+            "arguments": _parse_arguments(function.string("arguments") or "{}"),
+        },
+    }
+
+
+def _parse_arguments(arguments: str) -> object:
+    """Templates print an object; a model's malformed arguments stay the text that they are."""
+    try:
+        parsed = orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,0 +1,236 @@
+"""HTTP/1.1 from the client's side, at little cost to the machine that is being measured.
+
+Client, gateway and engine share the same cores. So a connection wakes its task once for each
+answer, not for each chunk, and only notes when which bytes came; reading them can wait until the
+measurement is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import httptools
+
+
+class ExchangeError(Exception):
+    """No usable answer came. The text is one line that says why."""
+
+
+class Arrival(NamedTuple):
+    """A piece of a body, and when it came on the clock of `time.perf_counter`."""
+
+    at_s: float
+    data: bytes
+
+
+@dataclass(slots=True)
+class Answer:
+    """One response as it came over the wire. Header names are lower-case.
+
+    `whole` is False if the connection closed before the end that the headers announced.
+    """
+
+    status: int
+    headers: dict[str, str]
+    arrivals: list[Arrival]
+    sent_at_s: float
+    ended_at_s: float
+    whole: bool
+
+    @property
+    def body(self) -> bytes:
+        """Every piece joined."""
+        return b"".join(piece.data for piece in self.arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an OpenAI-compatible API is, and the key that opens it."""
+
+    host: str
+    port: int
+    base_path: str
+    tls: bool = False
+    key: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, key: str | None = None) -> Endpoint:
+        """From "http://127.0.0.1:8000/v1". Raises ValueError with one line for any other shape."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise ValueError(f"{url}: not a URL") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url}: must look like http://127.0.0.1:8000/v1")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, key)
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """The bytes of one request; `path` is absolute and does not get the base path."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{self.port}"]
+        if self.key is not None:
+            lines.append(f"authorization: Bearer {self.key}")
+        if body:
+            lines += ["content-type: application/json", f"content-length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection:
+    """A keep-alive connection that is opened again whenever the server has closed it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._wire: _Wire | None = None
+
+    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
+        """Send one request and collect its answer. Raises ExchangeError.
+
+        The clock starts when the request is handed to an open connection, so that it measures the
+        server and not the handshake.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(request)
+        except TimeoutError:
+            self.close()
+            raise ExchangeError(f"no end of the answer within {timeout_s:g} s") from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def _exchange(self, request: bytes) -> Answer:
+        reused = self._wire is not None and self._wire.usable
+        try:
+            return await (await self._opened()).exchange(request)
+        except _ClosedUnansweredError:
+            # A server may close an idle connection just as the next request is on its way.
+            if not reused:
+                raise
+        return await (await self._opened()).exchange(request)
+
+    async def _opened(self) -> _Wire:
+        if self._wire is not None and self._wire.usable:
+            return self._wire
+        self.close()
+        loop, at = asyncio.get_running_loop(), self._endpoint
+        context = ssl.create_default_context() if at.tls else None
+        try:
+            _, self._wire = await loop.create_connection(_Wire, at.host, at.port, ssl=context)
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ExchangeError(f"{at.host}:{at.port}: cannot connect ({why})") from None
+        return self._wire
+
+    def close(self) -> None:
+        """Close what is open. The next exchange opens a new connection."""
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+
+@asynccontextmanager
+async def connect(endpoint: Endpoint) -> AsyncIterator[Connection]:
+    """A connection that is closed with the scope."""
+    connection = Connection(endpoint)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+async def fetch(endpoint: Endpoint, method: str, path: str, timeout_s: float = 10.0) -> Answer:
+    """One request without a body over a connection of its own. Raises ExchangeError."""
+    async with connect(endpoint) as connection:
+        return await connection.exchange(endpoint.request(method, path), timeout_s)
+
+
+class _ClosedUnansweredError(ExchangeError):
+    """The connection closed before the first byte of the answer."""
+
+
+class _Wire(asyncio.Protocol):
+    """One TCP connection with one request at a time; the parser calls the `on_*` methods."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._done: asyncio.Future[Answer] | None = None
+        self._now_s = 0.0
+        self._sent_at_s = 0.0
+        self._keep_alive = True
+        self._headers: dict[str, str] = {}
+        self._arrivals: list[Arrival] = []
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be sent."""
+        return self._keep_alive and self._transport is not None
+
+    def exchange(self, request: bytes) -> asyncio.Future[Answer]:
+        """Send, and promise the answer. Only for a usable wire without a request in flight."""
+        if self._transport is None:
+            raise _ClosedUnansweredError("the connection is closed")
+        self._headers, self._arrivals = {}, []
+        self._done = asyncio.get_running_loop().create_future()
+        self._sent_at_s = time.perf_counter()
+        self._transport.write(request)
+        return self._done
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = time.perf_counter()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(ExchangeError(f"not HTTP/1.1: {error}"))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport, self._now_s = None, time.perf_counter()
+        if self._done is None or self._done.done():
+            return
+        if not self._headers:
+            why = "the connection closed without an answer"
+            self._fail(_ClosedUnansweredError(why if exc is None else f"{why} ({exc})"))
+            return
+        # Without a length and without chunks, the end of the connection is the end of the body.
+        delimited = "content-length" in self._headers or "transfer-encoding" in self._headers
+        self._finish(whole=not delimited and exc is None)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, data: bytes) -> None:
+        self._arrivals.append(Arrival(self._now_s, data))
+
+    def on_message_complete(self) -> None:
+        self._keep_alive = self._parser.should_keep_alive()
+        self._finish(whole=True)
+
+    def _finish(self, *, whole: bool) -> None:
+        if self._done is None or self._done.done():
+            return
+        status = self._parser.get_status_code()
+        self._done.set_result(
+            Answer(status, self._headers, self._arrivals, self._sent_at_s, self._now_s, whole)
+        )
+
+    def _fail(self, error: ExchangeError) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
