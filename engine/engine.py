@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence as Ordered
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +20,10 @@ from cache.device_pool import DevicePool
 from engine.batching import BatchBuilder, wants_prompt_logprobs
 from engine.errors import BadLogits, EngineError
 from engine.executors.base import Executor
-from engine.logprobs import prompt_logprobs
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
-from engine.sampler import Sampled, Sampler
+from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.sampler import Sampled, Sampler
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
 
@@ -201,11 +202,7 @@ class Engine:
         """Wait for work, then apply what came in; False when it is time to stop."""
         with self._wake:
             while not (
-                self._submitted
-                or self._aborted
-                or self._calls
-                or self._stopping
-                or self._sequences
+                self._submitted or self._aborted or self._calls or self._stopping or self._sequences
             ):
                 self._idle_since = time.monotonic()
                 self._wake.wait(timeout=1.0)
@@ -288,9 +285,7 @@ class Engine:
                 try:
                     self._take_prompt_logprobs(chunk, logits[logit_rows.start : logit_rows.stop])
                 except BadLogits as bad:
-                    outputs.append(
-                        self._finish(chunk.sequence, FinishReason.ERROR, error=str(bad))
-                    )
+                    outputs.append(self._finish(chunk.sequence, FinishReason.ERROR, error=str(bad)))
                     continue
             if chunk.reaches_end:
                 sampling.append(chunk.sequence)
@@ -350,9 +345,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:
         self._scheduler.remove(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        return _last_words(
-            sequence.request.request_id, reason, sequence.cached_tokens or 0, error
-        )
+        return _last_words(sequence.request.request_id, reason, sequence.cached_tokens or 0, error)
 
     def _end_all(self) -> list[EngineOutput]:
         """Everything that is still here ends: on `close` as aborts, after a crash as errors."""

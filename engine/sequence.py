@@ -7,7 +7,7 @@ import numpy as np
 from cache.device_pool import BlockKey
 from cache.hashing import CHAIN_BLOCK_TOKENS, extend_chain
 from engine.request import EngineRequest, TokenLogprobs
-from engine.sampler import SamplingRow
+from engine.sampling.sampler import SamplingRow
 from policies.scheduling import Rank
 
 

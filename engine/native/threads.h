@@ -9,9 +9,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <sched.h>
@@ -27,17 +29,18 @@ inline void pause_briefly() {
 }
 
 // What the pool runs. `unit` is called by several threads at once, each with its own worker number.
+// Not touched after run() has returned, even by workers that have yet to notice the end.
 class Work {
  public:
   virtual ~Work() = default;
   virtual void unit(int op, uint32_t index, int worker) = 0;
-  virtual void leave(int worker) = 0;  // the worker has no more to do in this run
 };
 
 class Pool {
  public:
-  // The calling thread of run() is worker 0; `threads - 1` more are started here.
-  explicit Pool(int threads) {
+  // The calling thread of run() is worker 0; `threads - 1` more are started here. Each worker calls
+  // `leave` with its number when it has nothing more to do in a run.
+  Pool(int threads, std::function<void(int)> leave) : leave_(std::move(leave)) {
     for (int worker = 1; worker < threads; ++worker)
       threads_.emplace_back([this, worker] { serve(worker); });
   }
@@ -137,7 +140,7 @@ class Pool {
         started = now;
       }
     }
-    work.leave(worker);
+    leave_(worker);
   }
 
   void serve(int worker) {
@@ -160,6 +163,7 @@ class Pool {
     }
   }
 
+  std::function<void(int)> leave_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_;

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from engine.random_streams import stream_key, uniforms
+from engine.sampling.random_streams import stream_key, uniforms
 from engine.sampling_params import SamplingParams
 
 

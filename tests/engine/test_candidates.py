@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.candidates import _at_least_cpu, _at_least_device, at_least, descending, rank_floors
+from engine.sampling.candidates import (
+    _at_least_cpu,
+    _at_least_device,
+    at_least,
+    descending,
+    rank_floors,
+)
 
 
 def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

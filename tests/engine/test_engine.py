@@ -170,7 +170,11 @@ def test_an_exception_fails_only_its_own_request(engines, collector):
     engine = engines(step_tokens=256)
     good = prompt(1, 20)
     engine.executor.poison = next(t for t in range(97) if t not in good + expected_text(good, 5))
-    run_all(engine, collector, [request("good", good, 5), request("bad", [5, engine.executor.poison], 5)])
+    run_all(
+        engine,
+        collector,
+        [request("good", good, 5), request("bad", [5, engine.executor.poison], 5)],
+    )
     bad = collector.outcomes["bad"]
     assert (bad.finish, bad.error) == (FinishReason.ERROR, "RuntimeError")
     assert collector.outcomes["good"].token_ids == expected_text(good, 5)

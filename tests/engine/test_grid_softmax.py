@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.grid_softmax import grid_weights, row_chunks, weight_totals
+from engine.sampling.grid_softmax import grid_weights, row_chunks, weight_totals
 
 
 def logits(rows: int, vocab: int) -> torch.Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.logit_edits import LogitEdits, apply_edits
+from engine.sampling.logit_edits import LogitEdits, apply_edits
 from engine.sampling_params import SamplingParams
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.errors import BadLogits
-from engine.logprobs import RawLogprobs, prompt_logprobs
+from engine.sampling.logprobs import RawLogprobs, prompt_logprobs
 
 
 def logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.random_streams import stream_key, uniforms
+from engine.sampling.random_streams import stream_key, uniforms
 
 
 def draws(seed: int, choice: int, count: int) -> np.ndarray:

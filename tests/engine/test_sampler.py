@@ -6,10 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import candidates
+from engine.sampling import candidates
 from engine.errors import BadLogits
 from engine.request import TokenLogprobs
-from engine.sampler import Sampled, Sampler, SamplingRow
+from engine.sampling.sampler import Sampled, Sampler, SamplingRow
 from engine.sampling_params import SamplingParams
 from tests.engine.sampling_reference import choose
 

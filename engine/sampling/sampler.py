@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from engine.errors import BadLogits
-from engine.logit_edits import LogitEdits, apply_edits
-from engine.logprobs import RawLogprobs
-from engine.random_streams import stream_key, uniforms
 from engine.request import TokenLogprobs
+from engine.sampling.logit_edits import LogitEdits, apply_edits
+from engine.sampling.logprobs import RawLogprobs
+from engine.sampling.random_streams import stream_key, uniforms
+from engine.sampling.token_draws import Draws, draw, draw_filtered, take_rows
+from engine.sampling.torch_threads import one_torch_thread
 from engine.sampling_params import SamplingParams
-from engine.token_draws import Draws, draw, draw_filtered, take_rows
-from engine.torch_threads import one_torch_thread
 
 _SMALLEST_TEMPERATURE = float(torch.finfo(torch.float32).tiny)
 

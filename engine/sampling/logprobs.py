@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.candidates import at_least, rank_floors
 from engine.errors import BadLogits
-from engine.grid_softmax import row_chunks, weight_totals
 from engine.request import TokenLogprobs
-from engine.torch_threads import one_torch_thread
+from engine.sampling.candidates import at_least, rank_floors
+from engine.sampling.grid_softmax import row_chunks, weight_totals
+from engine.sampling.torch_threads import one_torch_thread
 
 
 class RawLogprobs:

@@ -1,8 +1,8 @@
 """Drawing tokens: inverse CDF over a row's distribution, whole or cut to its likely part.
 
 One uniform number picks one token: the first, in token id order, at which the running sum of
-weights exceeds that share of the total. Sums are exact (see `engine.grid_softmax`), so a draw over
-a cut distribution needs only the tokens that are left, and no draw depends on the other rows.
+weights exceeds that share of the total. Sums are exact (see `grid_softmax`), so a draw over a cut
+distribution needs only the tokens that are left, and no draw depends on the other rows.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.candidates import at_least, descending, rank_floors
-from engine.grid_softmax import grid_weights, row_chunks, weight_totals
+from engine.sampling.candidates import at_least, descending, rank_floors
+from engine.sampling.grid_softmax import grid_weights, row_chunks, weight_totals
 from engine.sampling_params import SamplingParams
 
 # How many tail tokens top_p is first assumed to have to tell apart. Language models' nuclei almost

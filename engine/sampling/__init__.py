@@ -1,0 +1,1 @@
+"""Choosing tokens: batched, stateless, and the same for a row whatever runs beside it."""

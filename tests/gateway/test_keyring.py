@@ -1,0 +1,93 @@
+"""Keys from the configuration to the tenant that a request belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.credentials import admin_key_digest, build_key_ring, known_secrets, server_secret
+from gateway.errors import ApiError
+from gateway.settings import Settings
+from gateway.settings_errors import ConfigError
+from gateway.tenants import hash_key
+
+
+def settings_of(*tenants: dict[str, Any], **server: Any) -> Settings:
+    return Settings.model_validate(
+        {
+            "models": [{"name": "m", "path": "bundled"}],
+            "tenants": list(tenants) or [{"id": "a", "keys": [{"hash": hash_key("key-a")}]}],
+            "server": server,
+        }
+    )
+
+
+def test_every_key_leads_to_its_tenant() -> None:
+    settings = settings_of(
+        {"id": "a", "keys": [{"hash": hash_key("a-1")}, {"env": "A_2"}], "models": ["x-*"]},
+        {
+            "id": "b",
+            "keys": [{"env": "B"}],
+            "limits": {"concurrency": 2},
+            "cache": {"scope": "none"},
+        },
+    )
+    ring = build_key_ring(settings, {"A_2": "a-2", "B": "b-1\n"})
+    tenant = ring.authenticate("Bearer a-2")
+    assert ring.authenticate("bearer a-1") is tenant
+    assert (tenant.id, tenant.concurrency) == ("a", None)
+    assert tenant.may_use("x-1")
+    assert not tenant.may_use("y")
+    other = ring.authenticate("Bearer b-1")
+    assert (other.id, other.concurrency, other.cache_scope) == ("b", 2, "none")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Basic a-1", "a-1", "Bearer \udcff", "Bearer wrong-key"],
+)
+def test_anything_else_is_a_401_that_does_not_echo(header: str | None) -> None:
+    ring = build_key_ring(settings_of(), {})
+    with pytest.raises(ApiError) as caught:
+        ring.authenticate(header)
+    assert caught.value.status == 401
+    assert "wrong-key" not in caught.value.message
+
+
+def test_an_unset_variable_and_a_shared_key_are_named() -> None:
+    settings = settings_of(
+        {"id": "a", "keys": [{"env": "UNSET"}, {"env": "EMPTY"}, {"hash": hash_key("same")}]},
+        {"id": "b", "keys": [{"env": "B"}]},
+    )
+    with pytest.raises(ConfigError) as caught:
+        build_key_ring(settings, {"B": "same", "EMPTY": " "})
+    assert caught.value.messages == (
+        "UNSET: is not set, and tenants[0].keys[0] takes its key from it",
+        "EMPTY: is not set, and tenants[0].keys[1] takes its key from it",
+        "tenants[1].keys[0]: is the same key as tenants[0].keys[2]",
+    )
+
+
+def test_the_server_secret_comes_from_its_variable_or_the_state_directory(tmp_path: Any) -> None:
+    settings = settings_of(secret_env="MY_SECRET")
+    assert server_secret(settings, {"MY_SECRET": "s3"}) == b"s3"
+    with pytest.raises(ConfigError, match="^MY_SECRET: is set but empty"):
+        server_secret(settings, {"MY_SECRET": ""})
+    environ = {"FOREBAY_STATE_DIR": str(tmp_path)}
+    assert server_secret(settings, environ) == server_secret(settings, environ) != b""
+
+
+def test_the_admin_key_is_required_only_where_it_guards_something() -> None:
+    assert admin_key_digest(settings_of(), {}) is None
+    assert admin_key_digest(settings_of(), {"FOREBAY_ADMIN_KEY": "k"}) == bytes.fromhex(
+        hash_key("k").removeprefix("sha256:")
+    )
+    with pytest.raises(ConfigError, match="^FOREBAY_ADMIN_KEY: is not set"):
+        admin_key_digest(settings_of(metrics="admin-key"), {})
+
+
+def test_known_secrets_are_all_that_the_environment_holds() -> None:
+    settings = settings_of({"id": "a", "keys": [{"env": "A"}]})
+    environ = {"A": "key-a", "FOREBAY_SECRET": "sec", "FOREBAY_ADMIN_KEY": "adm", "OTHER": "x"}
+    assert known_secrets(settings, environ) == {"key-a", "sec", "adm"}

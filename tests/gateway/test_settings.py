@@ -1,0 +1,401 @@
+"""Settings: what each key takes, what is refused, and how a mistake is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gateway.config_file import load_settings
+from gateway.settings import Settings
+from gateway.settings_errors import ConfigError
+from gateway.settings_units import byte_size, duration_s, whole_number
+from gateway.tenants import hash_key
+
+HASH = hash_key("a-key-of-acme")
+MINIMAL = f"""
+models: [{{name: tiny, path: bundled}}]
+tenants: [{{id: acme, keys: [{{hash: "{HASH}"}}]}}]
+"""
+
+
+def load(tmp_path: Path, text: str, environ: Mapping[str, str] | None = None) -> Settings:
+    path = tmp_path / "forebay.yaml"
+    path.write_text(text)
+    return load_settings(path, environ or {})
+
+
+def mistakes(tmp_path: Path, text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """The lines of the error, each without the file's directory."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, environ)
+    assert all("\n" not in message for message in caught.value.messages)
+    return [message.replace(f"{tmp_path}/", "") for message in caught.value.messages]
+
+
+def with_model(line: str) -> str:
+    return MINIMAL.replace("path: bundled", f"path: bundled, {line}")
+
+
+def with_tenant(line: str) -> str:
+    return MINIMAL.replace("id: acme,", f"id: acme, {line},")
+
+
+def test_a_minimal_file_has_every_default(tmp_path: Path) -> None:
+    settings = load(tmp_path, MINIMAL)
+    assert (settings.server.host, settings.server.port) == ("127.0.0.1", 8000)
+    assert settings.server.body_limit == 16 << 20
+    assert settings.server.drain_s == 30
+    assert settings.server.metrics == "local"
+    model = settings.models[0]
+    assert model.path == "bundled"
+    assert (model.max_context, model.max_running, model.step_tokens) == (2048, 16, 512)
+    assert model.replicas.threads is None
+    assert model.cache.device is None
+    tenant = settings.tenants[0]
+    assert tenant.models == ("*",)
+    assert tenant.limits.concurrency is None
+    assert tenant.cache.scope == "tenant"
+
+
+def test_every_built_key_is_read(tmp_path: Path) -> None:
+    (tmp_path / "weights.gguf").touch()
+    settings = load(
+        tmp_path,
+        f"""
+server:
+  host: 0.0.0.0
+  port: 9000
+  admin_key_env: ADMIN
+  secret_env: SECRET
+  body_limit: 1.5MiB
+  drain_s: 500ms
+  keep_alive_s: 2m
+  cors_origins: ["https://a.example"]
+  trusted_proxies: [10.0.0.0/8, "::1"]
+  tls: {{cert: null, key: null}}
+  metrics: open
+  log_format: json
+  log_level: warning
+models:
+  - name: m
+    path: weights.gguf
+    device: cuda:1
+    dtype: float32
+    max_context: 512
+    max_running: 4
+    max_waiting: 9
+    step_tokens: 128
+    replicas: {{kind: in-process, count: 1, threads: 3}}
+    cache: {{block_tokens: 32, device: 64MiB}}
+tenants:
+  - id: acme
+    keys: [{{hash: "{HASH}"}}]
+    models: [m]
+    limits: {{concurrency: 3}}
+    cache: {{scope: user}}
+""",
+    )
+    server = settings.server
+    assert (server.host, server.port, server.body_limit) == ("0.0.0.0", 9000, 3 << 19)
+    assert (server.drain_s, server.keep_alive_s) == (0.5, 120.0)
+    assert [str(network) for network in server.trusted_proxies] == ["10.0.0.0/8", "::1/128"]
+    model = settings.models[0]
+    assert model.path == tmp_path / "weights.gguf"  # relative to the file
+    assert (model.device, model.cache.block_tokens, model.cache.device) == ("cuda:1", 32, 64 << 20)
+    assert (model.replicas.threads, model.max_waiting) == (3, 9)
+    assert settings.tenants[0].limits.concurrency == 3
+    assert settings.tenants[0].cache.scope == "user"
+
+
+def test_settings_are_frozen(tmp_path: Path) -> None:
+    settings = load(tmp_path, MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.server.port = 1
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("quantize: int8", "quantize"),
+        ("speculate: {method: draft}", "speculate.method"),
+        ("tokenizer: /t", "tokenizer"),
+        ("remote: [{url: x}]", "remote"),
+        ("price: {input: 1}", "price"),
+        ("cache: {dram: 1GiB}", "cache.dram"),
+        ("cache: {redis: true}", "cache.redis"),
+    ],
+)
+def test_model_keys_of_later_features_are_refused_by_name(
+    tmp_path: Path, line: str, key: str
+) -> None:
+    expected = f"forebay.yaml: models[0].{key}: not supported yet; leave it out"
+    assert mistakes(tmp_path, with_model(line)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("class: batch", "class"),
+        ("weight: 2", "weight"),
+        ("slo: {ttft_ms: 1}", "slo"),
+        ("limits: {rpm: 6}", "limits.rpm"),
+        ("limits: {tpm: 6}", "limits.tpm"),
+        ("limits: {budget_usd: {amount: 5}}", "limits.budget_usd"),
+        ("cache: {device_floor: 1}", "cache.device_floor"),
+        ("cache: {dram_quota: 1MiB}", "cache.dram_quota"),
+    ],
+)
+def test_tenant_keys_of_later_features_are_refused_by_name(
+    tmp_path: Path, line: str, key: str
+) -> None:
+    expected = f"forebay.yaml: tenants[0].{key}: not supported yet; leave it out"
+    assert mistakes(tmp_path, with_tenant(line)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("redis: {url: embedded}", "redis.url"),
+        ("redis: {url: off, encrypt: true}", "redis.encrypt"),
+        ("database: {url: sqlite}", "database.url"),
+        ("routing: {policy: random}", "routing.policy"),
+        ("shared_prefixes: [x]", "shared_prefixes"),
+    ],
+)
+def test_sections_of_later_features_are_refused_by_name(
+    tmp_path: Path, line: str, key: str
+) -> None:
+    expected = f"forebay.yaml: {key}: not supported yet; leave it out"
+    assert mistakes(tmp_path, MINIMAL + line) == [expected]
+
+
+def test_values_that_say_off_are_accepted(tmp_path: Path) -> None:
+    text = with_model(
+        "quantize: none, speculate: {method: none}, tokenizer: null, "
+        "cache: {dram: 0, redis: false}, replicas: {kind: in-process, count: 1}"
+    ).replace("id: acme,", "id: acme, slo: null, limits: {rpm: null}, cache: {dram_floor: 0},")
+    text += "redis: {url: off, kv_url: null, encrypt: false}\nshared_prefixes: []\ndatabase:\n"
+    assert load(tmp_path, text).models[0].name == "tiny"
+
+
+def test_more_replicas_or_processes_are_refused_by_name(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, with_model("replicas: {kind: process, count: 2}")) == [
+        "forebay.yaml: models[0].replicas.kind: process is not supported yet; use in-process",
+        "forebay.yaml: models[0].replicas.count: more than one is not supported yet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("server: {prot: 1}", "server.prot: unknown key; did you mean port?"),
+        ("sever: {}", "sever: unknown key; did you mean server?"),
+        ("redis: {ulr: off}", "redis.ulr: unknown key; did you mean url?"),
+        ("server: {port: 99999}", "server.port: must be at most 65535"),
+        ("server: {port: true}", "server.port: must be a whole number"),
+        ("server: {port: null}", "server.port: must be a whole number"),
+        ("server: {metrics: all}", "server.metrics: must be one of 'local', 'admin-key', 'open'"),
+        ("server: {drain_s: -1}", "server.drain_s: must be a duration such as"),
+        ("server: {body_limit: 16XB}", "server.body_limit: must be a size such as"),
+        ("server: {cors_origins: [a.example]}", "server.cors_origins: item 0 must be"),
+        ("server: {trusted_proxies: [me]}", "server.trusted_proxies: item 0 must be an IP"),
+        ("server: {tls: {cert: /x}}", "server.tls: cert and key are needed together"),
+        ("server: [1]", "server: must be a mapping"),
+        ("server: {host: 1}", "server.host: must be text"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) -> None:
+    [said] = mistakes(tmp_path, MINIMAL + line)
+    assert said.startswith(f"forebay.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_running: 64, step_tokens: 32", "models[0]: step_tokens must be at least max_running"),
+        ("cache: {block_tokens: 24}", "models[0].cache.block_tokens: must be a multiple of 16"),
+        ("device: gpu", "models[0].device: must be auto, cpu, cuda or cuda:N"),
+        ("dtype: int8", "models[0].dtype: must be one of"),
+        ("replicas: {threads: 0}", "models[0].replicas.threads: must be at least 1"),
+    ],
+)
+def test_a_models_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) -> None:
+    [said] = mistakes(tmp_path, with_model(line))
+    assert said.startswith(f"forebay.yaml: {message}")
+
+
+def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+    text = with_model("dtype: x, quantize: int4") + "server: {port: x}\n"
+    assert len(mistakes(tmp_path, text)) == 3
+
+
+def test_names_and_ids_are_unique(tmp_path: Path) -> None:
+    text = MINIMAL.replace("models: [", "models: [{name: tiny, path: bundled}, ")
+    assert mistakes(tmp_path, text) == ["forebay.yaml: models: items 0 and 1 have the same name"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        '["sk-plain-secret"]',
+        "[{key: sk-plain-secret}]",
+        "[{sk-plain-secret: x}]",
+        "[{hash: sk-plain-secret}]",
+        "sk-plain-secret",
+        '[{env: "sk-plain-secret"}]',
+    ],
+)
+def test_plain_keys_are_refused_and_not_echoed(tmp_path: Path, keys: str) -> None:
+    text = MINIMAL.replace(f'[{{hash: "{HASH}"}}]', keys)
+    said = mistakes(tmp_path, text)
+    assert said
+    assert "sk-plain-secret" not in "".join(said)
+
+
+def test_a_missing_weights_file_is_named(tmp_path: Path) -> None:
+    text = MINIMAL.replace("path: bundled", "path: nothing.gguf")
+    assert mistakes(tmp_path, text) == [
+        "forebay.yaml: models[0].path: no such file or directory: nothing.gguf"
+    ]
+
+
+@pytest.mark.parametrize("number", ["", "abc", "-1", "1e3", "0x10", " 80", "1_000", "8000.0"])
+@pytest.mark.parametrize("variable", ["FOREBAY_SERVER__PORT", "FOREBAY_MODELS__0__MAX_CONTEXT"])
+def test_a_bad_number_in_the_environment_names_its_variable(
+    tmp_path: Path, variable: str, number: str
+) -> None:
+    [said] = mistakes(tmp_path, MINIMAL, {variable: number})
+    assert said.startswith(f"{variable}: must be ")
+    assert len(number) < 2 or number not in said
+
+
+@pytest.mark.parametrize("text", ["", "abc", "-1", "1e3"])
+def test_a_bad_duration_or_size_in_the_environment_names_its_variable(
+    tmp_path: Path, text: str
+) -> None:
+    variables = {"FOREBAY_SERVER__DRAIN_S": text, "FOREBAY_SERVER__BODY_LIMIT": text}
+    said = mistakes(tmp_path, MINIMAL, variables)
+    assert sorted(line.split(":")[0] for line in said) == sorted(variables)
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        MINIMAL + "server: {port: 1, cors_origins: ['https://a.example']}",
+        {
+            "FOREBAY_SERVER__PORT": "8123",
+            "FOREBAY_SERVER__CORS_ORIGINS": '["https://b.example"]',
+            "FOREBAY_SERVER__BODY_LIMIT": "2MiB",
+            "FOREBAY_MODELS__0__DTYPE": "float32",
+            "FOREBAY_MODELS__0__REPLICAS__THREADS": "2",
+            "FOREBAY_TENANTS__0__LIMITS__CONCURRENCY": "null",
+            "FOREBAY_TENANTS__1": f'{{id: b, keys: [{{hash: "{hash_key("b")}"}}]}}',
+            "FOREBAY_SECRET": "not a setting",
+            "PATH": "/bin",
+        },
+    )
+    assert settings.server.port == 8123
+    assert settings.server.cors_origins == ("https://b.example",)
+    assert settings.server.body_limit == 2 << 20
+    assert settings.models[0].dtype == "float32"
+    assert settings.models[0].replicas.threads == 2
+    assert settings.tenants[0].limits.concurrency is None
+    assert [tenant.id for tenant in settings.tenants] == ["acme", "b"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("FOREBAY_SEVER__PORT", "names no setting; did you mean server?"),
+        ("FOREBAY_SERVER__PROT", "names no setting; did you mean port?"),
+        ("FOREBAY_SERVER__PORT__X", "names no setting"),
+        ("FOREBAY_MODELS__5__NAME", "names an item that is not there; the next index may be added"),
+        ("FOREBAY_REDIS__URL", "not supported yet; leave it out"),
+        ("FOREBAY_MODELS__X__NAME", "names no setting"),
+    ],
+)
+def test_a_variable_that_sets_nothing_is_refused(
+    tmp_path: Path, variable: str, message: str
+) -> None:
+    said = mistakes(tmp_path, MINIMAL, {variable: "redis://x"})
+    assert said[0].startswith(f"{variable}: {message}")
+
+
+def test_a_variable_that_the_file_names_may_be_called_anything(tmp_path: Path) -> None:
+    text = MINIMAL.replace(f'hash: "{HASH}"', "env: FOREBAY_ACME__KEY")
+    settings = load(tmp_path, text, {"FOREBAY_ACME__KEY": "k"})
+    assert settings.tenants[0].keys[0].env == "FOREBAY_ACME__KEY"
+
+
+def test_flags_win_over_the_environment_and_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text(MINIMAL)
+    environ = {"FOREBAY_SERVER__PORT": "1"}
+    assert load_settings(path, environ, {"--port": "2"}).server.port == 2
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, environ, {"--port": "x"})
+    assert caught.value.messages == ("--port: must be a whole number",)
+
+
+def test_the_model_flag_replaces_the_models(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text(MINIMAL)
+    weights = tmp_path / "my model.Q8_0.gguf"
+    weights.touch()
+    settings = load_settings(
+        path, {"FOREBAY_MODELS__0__DTYPE": "float32"}, {"--model": str(weights)}
+    )
+    [model] = settings.models
+    assert (model.name, model.path, model.dtype) == ("my-model.Q8_0", weights, "float32")
+    with pytest.raises(ConfigError, match=r"^--model: no such file or directory: /nothing"):
+        load_settings(path, {}, {"--model": "/nothing"})
+
+
+def test_without_a_file_the_bundled_model_is_served_to_a_demo_tenant(tmp_path: Path) -> None:
+    environ = {"FOREBAY_STATE_DIR": str(tmp_path / "state")}
+    settings = load_settings(None, environ)
+    assert settings.models[0].path == "bundled"
+    assert settings.tenants[0].id == "demo"
+    assert settings == load_settings(None, environ)  # the key is made once
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.integers(0, 10**15))
+def test_plain_digits_are_the_number_of_bytes_and_the_number(number: int) -> None:
+    assert byte_size(str(number)) == byte_size(number) == number
+    assert whole_number(str(number)) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("16MiB", 16 << 20), ("1GiB", 1 << 30), ("1.5KiB", 1536), ("2 KB", 2000), ("7B", 7)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert byte_size(text) == expected
+
+
+@pytest.mark.parametrize("value", ["", "x", "1e3", "-1", "1.5", "MiB", True, -1, 1.5, None, []])
+def test_no_sizes(value: object) -> None:
+    with pytest.raises(ValueError, match="must be a size"):
+        byte_size(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("30", 30), (30, 30), (0.5, 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600)],
+)
+def test_durations(value: object, expected: float) -> None:
+    assert duration_s(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x", "1e3", "-1", "1d", True, -1, float("inf"), float("nan")]
+)
+def test_no_durations(value: object) -> None:
+    with pytest.raises(ValueError, match="must be a duration"):
+        duration_s(value)
