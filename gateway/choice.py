@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
@@ -62,7 +62,9 @@ class Choice:
         return delta
 
 
-async def outputs_of(choices: Sequence[Choice]) -> AsyncIterator[list[tuple[Choice, EngineOutput]]]:
+async def outputs_of(
+    choices: Sequence[Choice],
+) -> AsyncGenerator[list[tuple[Choice, EngineOutput]], None]:
     """Every choice's outputs as they come; what has come by the time one looks comes together.
 
     Choices that are over are skipped. Raises ReplicaUnavailable when the engine is lost. Must be
@@ -72,6 +74,8 @@ async def outputs_of(choices: Sequence[Choice]) -> AsyncIterator[list[tuple[Choi
         (choice,) = choices
         async for output in choice.outputs:
             yield [(choice, output)]
+            if choice.finish_reason is not None:
+                return
         return
     arrivals: asyncio.Queue[tuple[Choice, EngineOutput] | BaseException | None] = asyncio.Queue()
 
@@ -87,7 +91,7 @@ async def outputs_of(choices: Sequence[Choice]) -> AsyncIterator[list[tuple[Choi
     pumps = [asyncio.create_task(pump(choice)) for choice in choices]
     running = len(pumps)
     try:
-        while running:
+        while running and any(choice.finish_reason is None for choice in choices):
             batch = []
             arrived = [await arrivals.get()]
             while not arrivals.empty():

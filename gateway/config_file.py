@@ -114,20 +114,23 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{shown_key(key.value)} is given twice", key.start_mark
                 )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 def _without_content(problem: str | None) -> str:
     """YAML's complaint with quoted pieces of the file taken out, for they might be secrets."""
-    return re.sub(r"'(?!<)[^']{2,}'", "(...)", problem or "is not valid YAML")
+    return re.sub(
+        r"'([^']*)'",
+        lambda quoted: quoted[0] if len(quoted[1]) < 2 or quoted[1][0] == "<" else "(...)",
+        problem or "is not valid YAML",
+    )
 
 
 def _default_tree(state: StateDir) -> dict[str, Any]:

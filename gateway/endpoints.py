@@ -19,10 +19,11 @@ class Task:
     """A validated body. `encode` turns its text into prompts, `reply` writes its answer.
 
     `logprobs` is how many alternatives to show, None for none at all; `echo` puts the prompt in
-    front of the answer.
+    front of the answer; `prompt_field` is the body's field that the prompt comes from.
     """
 
     generation: Generation
+    prompt_field: str
     logprobs: int | None
     echo: bool
     encode: Callable[[ServedModel], Awaitable[list[Prompt]]]
@@ -44,7 +45,7 @@ def _read_chat(body: bytearray) -> Task:
     async def encode(model: ServedModel) -> list[Prompt]:
         return [await encode_conversation(request.conversation, model)]
 
-    return Task(request.generation, request.logprobs, False, encode, ChatReply)
+    return Task(request.generation, "messages", request.logprobs, False, encode, ChatReply)
 
 
 def _read_completion(body: bytearray) -> Task:
@@ -53,7 +54,9 @@ def _read_completion(body: bytearray) -> Task:
     async def encode(model: ServedModel) -> list[Prompt]:
         return await encode_prompts(request, model)
 
-    return Task(request.generation, request.logprobs, request.echo, encode, CompletionReply)
+    return Task(
+        request.generation, "prompt", request.logprobs, request.echo, encode, CompletionReply
+    )
 
 
 CHAT = Endpoint("chat", "chatcmpl-", _read_chat)

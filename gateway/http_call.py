@@ -7,8 +7,6 @@ server say "100 Continue", so a refusal that needs no body must come first.
 from __future__ import annotations
 
 import asyncio
-import re
-import secrets
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from time import monotonic
@@ -20,7 +18,6 @@ from gateway.errors import ApiError
 
 Header = tuple[bytes, bytes]
 
-_SANE_REQUEST_ID = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _SMALL_BODY_BYTES = 64 << 10
 _LINGER_S = 2.0
 _LINGER_BYTES = 64 << 20
@@ -36,18 +33,17 @@ class HttpCall:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.request_id: str = scope["state"]["request_id"]
         self.started_s = monotonic()
         self.response_started = False
         self.body_complete = False
+        self.body_read_s: float | None = None
         self._scope = scope
         self._receive = receive
         self._send = send
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self._headers.setdefault(name, value)
-        offered = self._headers.get(b"x-request-id", b"")
-        accepted = _SANE_REQUEST_ID.fullmatch(offered)
-        self.request_id = offered.decode() if accepted else "req-" + secrets.token_hex(12)
 
     def header(self, name: str) -> str | None:
         """The first header of this (lower-case) name."""
@@ -78,7 +74,9 @@ class HttpCall:
         address = self.peer()
         if not trusted:
             return address
-        hops = [hop.strip() for hop in (self.header("x-forwarded-for") or "").split(",")]
+        # several such headers are one list: a proxy may add its own after the client's
+        lists = [value for name, value in self._scope["headers"] if name == b"x-forwarded-for"]
+        hops = [hop.strip() for hop in b",".join(lists).decode("latin-1").split(",")]
         while address is not None and hops and hops[-1] and _is_within(address, trusted):
             address = hops.pop()
         return address
@@ -86,18 +84,19 @@ class HttpCall:
     async def receive(self) -> Message:
         """The next message from the client; keeps track of whether its body is complete."""
         message = await self._receive()
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
-            self.body_complete = True
+        if not self.body_complete and not message.get("more_body", False):
+            self.body_complete = True  # a client that has gone sends nothing more either
+            self.body_read_s = monotonic()
         return message
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Send status and headers, with the request id among them."""
+        """Send status and headers."""
         self.response_started = True
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, (b"x-request-id", self.request_id.encode())],
+                "headers": list(headers),
             }
         )
 

@@ -45,7 +45,8 @@ class Redactor:
         return {key: self._value(key, value) for key, value in event.items()}
 
     def text(self, text: str) -> str:
-        """A text with its secrets masked."""
+        """A text with its secrets masked, and lone surrogates, which no encoding takes, escaped."""
+        text = text.encode("utf-8", "backslashreplace").decode()
         if self._known is not None:
             text = self._known.sub(_MASK, text)
         return _SECRET_SHAPES.sub(_masked, text)

@@ -37,9 +37,7 @@ async def encode_conversation(
     """
     template = model.chat_template
     if template is None:
-        raise bad_request(
-            "This model has no chat template; use /v1/completions.", param="messages"
-        )
+        raise bad_request("This model has no chat template; use /v1/completions.", param="messages")
     if conversation.tool_call_path and not model.shows_tool_calls:
         raise bad_request(
             "This model's chat template has no place for tool calls.",
@@ -54,9 +52,8 @@ async def encode_conversation(
     def encode() -> list[int]:
         return template.encode(
             conversation.messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
             now=datetime.now(UTC),
+            add_generation_prompt=add_generation_prompt,
         )
 
     try:

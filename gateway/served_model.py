@@ -10,7 +10,9 @@ from functools import cached_property
 from engine.chat_template import ChatTemplate
 from engine.errors import TemplateError
 from engine.tokenizer import Tokenizer
+from gateway.errors import model_not_found
 from gateway.replica import Replica
+from gateway.tenants import Tenant
 
 _PROBE = "probe"
 
@@ -53,11 +55,17 @@ class ServedModel:
         """Try it: no reading of a template's source is as reliable."""
         if self.chat_template is None:
             return False
-        messages = [{"role": "user", "content": "x"}, turn, {"role": "user", "content": "x"}]
+        user: dict[str, object] = {"role": "user", "content": "x"}
         try:
-            ids = self.chat_template.encode(
-                messages, add_generation_prompt=True, tools=None, now=datetime.now(UTC)
-            )
+            ids = self.chat_template.encode([user, turn, user], now=datetime.now(UTC))
         except TemplateError:
             return False
         return _PROBE in self.tokenizer.decode(ids)
+
+
+def find_model(models: Mapping[str, ServedModel], name: str, tenant: Tenant) -> ServedModel:
+    """The model of this name, if the tenant may use it; otherwise the same 404 in either case."""
+    model = models.get(name)
+    if model is None or not tenant.may_use(name):
+        raise model_not_found()
+    return model

@@ -152,7 +152,8 @@ class _Process:
                 if self._loaded.is_set():
                     self._announce()
                     await _first(self._stop.wait(), fleet, listening)
-                await self._drain()
+                    await self._drain()
+                self._lifecycle.drain()
                 self._release.set()
                 failure = await _outcome(fleet)
                 await self._lifecycle.wait_idle(_CUT_GRACE_S)

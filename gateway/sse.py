@@ -41,7 +41,7 @@ class StreamTimes:
 
 
 class EventStream:
-    """An open event stream; leaving it ends the answer.
+    """An open event stream. `end` closes it; leaving it without leaves the answer cut off.
 
     A client that does not read holds up `send` and nothing else: what is produced meanwhile waits
     where it is produced, in one piece. After `stall_s` of that ClientDisconnectedError is raised.
@@ -63,10 +63,11 @@ class EventStream:
 
     async def send(self, frames: bytes | bytearray) -> None:
         """Send whole events."""
-        self._sending_since_s = monotonic()
-        await self._call.send(bytes(frames), more=True)
-        self._sending_since_s = None
-        self._last_sent_s = monotonic()
+        await self._send(frames, more=True)
+
+    async def end(self, frames: bytes | bytearray) -> None:
+        """Send the last events and with them the answer's end."""
+        await self._send(frames, more=False)
 
     async def __aexit__(
         self,
@@ -75,10 +76,14 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._attendant.cancel()
-        if kind is None:
-            await self._call.send(b"", more=False)
-        elif kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
+        if kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
             raise ClientDisconnectedError from None
+
+    async def _send(self, frames: bytes | bytearray, *, more: bool) -> None:
+        self._sending_since_s = monotonic()
+        await self._call.send(bytes(frames), more=more)
+        self._sending_since_s = None
+        self._last_sent_s = monotonic()
 
     async def _attend(self) -> None:
         """Speak when there is silence, give up when nobody listens."""

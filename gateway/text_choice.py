@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from engine.detokenizer import Detokenizer
-from engine.request import EngineOutput, FinishReason, TokenLogprobs
+from engine.request import EngineOutput, TokenLogprobs
 from engine.stop_strings import StopMatcher
 from engine.tokenizer import Tokenizer
 
@@ -26,7 +26,8 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one output adds to the answer. `finish_reason` is "stop" or "length" at the end."""
+    """What one output adds to the answer. `finish_reason` is "stop" or "length" at the end, None
+    before: the engine's STOP and LENGTH have the wire's own names, other ends never get here."""
 
     text: str
     entries: tuple[TokenEntry, ...] = ()
@@ -76,10 +77,11 @@ class TextChoice:
         if matched:
             return self._end(echo, text, "stop", cut=True)
         if output.finish_reason is None:
-            return self._delta(echo, text, None)
+            return self._delta(echo, text)
         self.generated += len(output.token_ids) - len(shown)
-        text += self._flush()
-        return self._end(echo, text, _wire_reason(output.finish_reason), cut=False)
+        rest, matched = self._flush()
+        reason = "stop" if matched else output.finish_reason.value
+        return self._end(echo, text + rest, reason, cut=matched)
 
     def _feed_singly(
         self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
@@ -103,12 +105,15 @@ class TextChoice:
                 return text, True
         return text, False
 
-    def _flush(self) -> str:
+    def _flush(self) -> tuple[str, bool]:
+        """What was held back, and whether it turns out to hold a stop string after all."""
         rest = self._detokenizer.finish()
         if self._matcher is None:
-            return rest
+            return rest, False
         emitted, matched = self._matcher.feed(rest)
-        return emitted if matched is not None else emitted + self._matcher.flush()
+        if matched is None:
+            emitted += self._matcher.flush()
+        return emitted, self._matcher.matched is not None
 
     def _end(self, echo: Delta, text: str, reason: str, *, cut: bool) -> Delta:
         """The last delta: with `cut`, tokens that begin in the stop string are not shown."""
@@ -116,12 +121,12 @@ class TextChoice:
         entries = tuple(entry for entry, _ in self._held if not cut or entry.offset < end)
         return Delta(echo.text + text, echo.entries + entries, reason)
 
-    def _delta(self, echo: Delta, text: str, reason: str | None) -> Delta:
+    def _delta(self, echo: Delta, text: str) -> Delta:
         self._emitted += len(text)
         entries = []
         while self._held and self._held[0][1] <= self._emitted:
             entries.append(self._held.popleft()[0])
-        return Delta(echo.text + text, (*echo.entries, *entries), reason)
+        return Delta(echo.text + text, (*echo.entries, *entries))
 
     def _take_echo(self, output: EngineOutput) -> Delta:
         """The prompt itself, in front of the first delta."""
@@ -147,17 +152,13 @@ class EchoedPrompt:
         if not self._wants_logprobs:
             return ()
         detokenizer = Detokenizer(self._tokenizer)
+        lengths = [len(detokenizer.feed((token_id,))) for token_id in self._token_ids]
+        # some tokenizers put a space before a text, which is none of the client's
+        offset = len(self.text) - sum(lengths)
         entries: list[TokenEntry] = []
-        offset = 0
         for i, token_id in enumerate(self._token_ids):
             own = logprobs[i - 1] if i else None
-            entries.append(
-                TokenEntry(token_id, own.logprob if own else None, own.top if own else (), offset)
-            )
-            offset += len(detokenizer.feed((token_id,)))
+            logprob, top = (own.logprob, own.top) if own is not None else (None, ())
+            entries.append(TokenEntry(token_id, logprob, top, max(0, offset)))
+            offset += lengths[i]
         return tuple(entries)
-
-
-def _wire_reason(reason: FinishReason) -> str:
-    """STOP and LENGTH have the wire's own names; other ends never get here."""
-    return reason.value

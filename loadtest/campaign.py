@@ -41,6 +41,14 @@ class Report:
         return [line for repetition in self.repetitions for line in repetition.failures]
 
 
+async def warm_up(target: Target, seed: int) -> None:
+    """Let first calls allocate and compile. Raises CampaignError if one of them fails."""
+    outcome = await run_closed_loop(target, WARM_UP, seed)
+    for result in outcome.results:
+        if isinstance(result, Failure):
+            raise CampaignError(f"{target.name}: {result.reason}")
+
+
 async def run_campaign(
     contenders: Sequence[Contender],
     workloads: Sequence[Workload],
@@ -53,14 +61,14 @@ async def run_campaign(
 
     Contenders take turns, workload by workload, and the first of a pair goes second in the next:
     drift and warmth of the machine fall on all alike. Every repetition has prompts of its own, the
-    same for every contender. Raises CampaignError if a warm-up request fails.
+    same for every contender. Raises CampaignError if two have one name or a warm-up request fails.
     """
-    for contender in contenders:
-        tell(f"{contender.target.name}: warm-up")
-        await _warm_up(contender.target, seed)
     repetitions: dict[str, list[Repetition]] = {one.target.name: [] for one in contenders}
     if len(repetitions) != len(contenders):
         raise CampaignError("two servers have the same name")
+    for contender in contenders:
+        tell(f"{contender.target.name}: warm-up")
+        await warm_up(contender.target, seed)
     for repeat in range(repeats):
         for workload in workloads:
             turn = contenders if repeat % 2 == 0 else contenders[::-1]
@@ -79,10 +87,3 @@ async def run_campaign(
         )
         for contender in contenders
     ]
-
-
-async def _warm_up(target: Target, seed: int) -> None:
-    outcome = await run_closed_loop(target, WARM_UP, seed)
-    for result in outcome.results:
-        if isinstance(result, Failure):
-            raise CampaignError(f"{target.name}: {result.reason}")

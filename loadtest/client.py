@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loadtest.completion import Completion, Failure, completion_body, read_stream
 from loadtest.connection import Answer, Endpoint, ExchangeError, connect
-from loadtest.workloads import Vocabulary, Workload
+from loadtest.workloads import DEFAULT_VOCABULARY, Vocabulary, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Target:
     name: str
     endpoint: Endpoint
     model: str
-    vocabulary: Vocabulary = Vocabulary()
+    vocabulary: Vocabulary = DEFAULT_VOCABULARY
     timeout_s: float = 300.0
 
     @property

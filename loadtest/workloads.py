@@ -20,6 +20,9 @@ class Vocabulary(NamedTuple):
     end: int = 48_000
 
 
+DEFAULT_VOCABULARY = Vocabulary()
+
+
 class Send(NamedTuple):
     """One request: the name of its pass, and its prompt."""
 

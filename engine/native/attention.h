@@ -241,8 +241,10 @@ class AttentionUnit {
                    groups, words, scratch_.scores);
     const bool masked = first_token + groups * kGroupTokens - 1 > lowest ||
                         (layer_.window != kNone && first_token <= highest - layer_.window);
+    if (masked) hide(row, rows, first_token, groups);
     alignas(64) float decays[kTileRows];
-    for (int r = 0; r < rows; ++r) decays[r] = soften(row + r, r, first_token, groups, masked);
+    raise_maxima(row, rows, groups, decays);
+    for (int r = 0; r < rows; ++r) soften(row + r, r, groups, decays[r]);
     Kernel::values(tiles_, rows, scratch_.probabilities, values, groups, layout.head_dim,
                    scratch_.products.data());
     for (int r = 0; r < rows; ++r) {
@@ -268,42 +270,58 @@ class AttentionUnit {
     }
   }
 
-  // Turns row r of the tile's scores into probabilities against the row's new maximum; returns what
-  // its earlier sum and output have to be multiplied with.
-  float soften(int row, int r, int first_token, int groups, bool masked) {
+  // Scores of tokens that a row must not see become minus infinity.
+  void hide(int row, int rows, int first_token, int groups) {
     constexpr float kHidden = -std::numeric_limits<float>::infinity();
-    const float scale = layer_.scale * kLog2E;
-    const float* scores = scratch_.scores + r * kSuperblockTokens;
-    FloatVec x[kSuperblockGroups];
-    FloatVec highest = splat(kHidden);
-    for (int g = 0; g < groups; ++g) {
-      x[g] = load(scores + g * kLanes) * scale;
-      if (masked) {
-        const int position = scratch_.positions[row];
+    for (int r = 0; r < rows; ++r) {
+      const int position = scratch_.positions[row + r];
+      for (int g = 0; g < groups; ++g) {
+        float* at = scratch_.scores + r * kSuperblockTokens + g * kLanes;
         // Distances are small whole numbers, exact as floats.
         const FloatVec ahead =
             lane_numbers() + static_cast<float>(first_token + g * kGroupTokens - position);
-        x[g] = ahead > splat(0.0f) ? splat(kHidden) : x[g];
+        FloatVec x = ahead > splat(0.0f) ? splat(kHidden) : load(at);
         if (layer_.window != kNone)
-          x[g] = ahead <= splat(static_cast<float>(-layer_.window)) ? splat(kHidden) : x[g];
+          x = ahead <= splat(static_cast<float>(-layer_.window)) ? splat(kHidden) : x;
+        store(at, x);
       }
-      highest = max(highest, x[g]);
     }
-    const float before = scratch_.maxima[row];
-    const float after = std::max(before, max_lanes(highest));
-    // Nothing seen yet: any finite maximum makes every probability 0.
-    const float base = after == kHidden ? 0.0f : after;
-    const float decay = exp2(splat(before - base))[0];
+  }
+
+  // Brings the rows' maxima up to the tile's scores. Their earlier sums and outputs have to be
+  // multiplied with `decays`.
+  void raise_maxima(int row, int rows, int groups, float* decays) {
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    const float scale = layer_.scale * kLog2E;
+    alignas(64) float fall[kTileRows] = {};
+    for (int r = 0; r < rows; ++r) {
+      const float* scores = scratch_.scores + r * kSuperblockTokens;
+      FloatVec highest = load(scores);
+      for (int g = 1; g < groups; ++g) highest = max(highest, load(scores + g * kLanes));
+      const float before = scratch_.maxima[row + r];
+      const float after = std::max(before, max_lanes(highest) * scale);
+      // Nothing seen yet: no difference of infinities, and any decay of nothing is nothing.
+      fall[r] = after == kHidden ? 0.0f : before - after;
+      scratch_.maxima[row + r] = after;
+    }
+    store(decays, exp2(load(fall)));
+  }
+
+  // Turns row r of the tile's scores into probabilities against the row's maximum.
+  void soften(int row, int r, int groups, float decay) {
+    constexpr float kHidden = -std::numeric_limits<float>::infinity();
+    const float scale = layer_.scale * kLog2E;
+    const float maximum = scratch_.maxima[row];
+    const float base = maximum == kHidden ? 0.0f : maximum;  // nothing seen yet: all become 0
+    const float* scores = scratch_.scores + r * kSuperblockTokens;
     auto* out = reinterpret_cast<Element*>(scratch_.probabilities) + r * kSuperblockTokens;
     FloatVec sum = load(scratch_.sums.row<float>(row)) * decay;
     for (int g = 0; g < groups; ++g) {
-      const FloatVec p = exp2(x[g] - base);
+      const FloatVec p = exp2(load(scores + g * kLanes) * scale - base);
       sum = sum + p;
       Kernel::store(out + g * kLanes, p);
     }
     store(scratch_.sums.row<float>(row), sum);
-    scratch_.maxima[row] = after;
-    return decay;
   }
 
   Tiles& tiles_;

@@ -100,7 +100,12 @@ struct Reduction {
   int segments;
   int words;
   size_t step_bytes;
+  size_t fetch_ahead;  // bytes to prefetch ahead of what is read; 0 where the next bytes are no use
 };
+
+// Weights come from memory in order, and the multiplications fill the reorder window before loads
+// from far enough ahead have started: without a prefetch a streamed pass takes twice as long.
+constexpr size_t kFetchAhead = 2048;
 
 template <class Kernel, int Rows, int Vectors>
 void multiply_registers(const char* a, size_t a_stride, const Reduction& b, const size_t* offsets,
@@ -111,6 +116,8 @@ void multiply_registers(const char* a, size_t a_stride, const Reduction& b, cons
     const char* vectors[Vectors];
     for (int v = 0; v < Vectors; ++v) vectors[v] = b.starts[s] + offsets[v];
     for (int w = 0; w < b.words; ++w) {
+      for (int v = 0; v < Vectors; ++v)
+        __builtin_prefetch(vectors[v] + w * b.step_bytes + b.fetch_ahead, 0, 3);
 #pragma GCC unroll 12
       for (int r = 0; r < Rows; ++r) {
         uint32_t word;
@@ -168,7 +175,7 @@ struct OnVectors : Multiply {
   // c [rows][32] = a times `panels` (1 or 2) neighbouring weight panels of `words` vectors each.
   static void panels(Tiles&, int rows, const char* a, size_t a_stride, const char* weights,
                      int panels, int words, float* c) {
-    const Reduction b{&weights, 1, words, kVectorBytes};
+    const Reduction b{&weights, 1, words, kVectorBytes, kFetchAhead};
     multiply_vectors<Multiply>(rows, a, a_stride, b, panels, words * kVectorBytes, c,
                                kBlockStride);
   }
@@ -177,7 +184,7 @@ struct OnVectors : Multiply {
   static void scores(Tiles&, int rows, const char* q, size_t q_stride, const char* const* groups,
                      int group_count, int words, float* c) {
     for (int g = 0; g < group_count; ++g) {
-      const Reduction b{groups + g, 1, words, kVectorBytes};
+      const Reduction b{groups + g, 1, words, kVectorBytes, 0};
       multiply_vectors<Multiply>(rows, q, q_stride, b, 1, 0, c + g * kGroupTokens,
                                  kSuperblockTokens);
     }
@@ -188,7 +195,7 @@ struct OnVectors : Multiply {
                      int head_dim, float* c) {
     const size_t p_stride = kSuperblockTokens * sizeof(typename Multiply::Element);
     const Reduction b{groups, group_count, kGroupTokens / Multiply::kElementsPerWord,
-                      static_cast<size_t>(head_dim) * 4};
+                      static_cast<size_t>(head_dim) * 4, 0};
     multiply_vectors<Multiply>(rows, p, p_stride, b, head_dim / kLanes, kVectorBytes, c, head_dim);
   }
 };

@@ -70,11 +70,11 @@ constexpr size_t kTileBytes = 1024;  // 32 deep, 16 columns
 constexpr size_t kTileStep = 64;     // bytes of one row of a along the reduction per tile
 constexpr size_t kBlockRowBytes = 128;
 
-// Weights come once from memory, in order: fetch ahead of the tile loads, which stall on a miss.
+// Weights come once from memory, in order: fetch the next tile into the second-level cache while
+// this one is multiplied. Further ahead is slower than not at all.
 inline void fetch_ahead(const char* tile) {
-  constexpr size_t kAhead = 4 * kTileBytes;
   for (size_t line = 0; line < kTileBytes; line += 64)
-    _mm_prefetch(tile + kAhead + line, _MM_HINT_T0);
+    _mm_prefetch(tile + kTileBytes + line, _MM_HINT_T1);
 }
 
 inline void tile_block_1x1(const char* a, size_t a_stride, const char* b, int depth, float* c) {

@@ -11,7 +11,7 @@ import typer
 from gateway.reload import ConfigSource
 
 
-def check(config: Annotated[Path, typer.Argument(help="YAML file.")]) -> None:
+def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]) -> None:
     """Validate a configuration file and say what it amounts to."""
     settings = ConfigSource(config, os.environ, {}).load().settings
     server = settings.server

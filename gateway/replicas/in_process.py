@@ -129,7 +129,7 @@ class InProcessReplica:
 class _Inbox:
     """One request's outputs between the delivering callback and the task that consumes them."""
 
-    __slots__ = ("_lost", "_loop", "_pending", "_waiter", "ended")
+    __slots__ = ("_loop", "_lost", "_pending", "_waiter", "ended")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.ended = False

@@ -11,7 +11,6 @@ import orjson
 
 from engine.tokenizer import Tokenizer
 from gateway.text_choice import Delta, TokenEntry
-from gateway.token_words import token_bytes, token_word
 from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
 from gateway.wire.usage import Usage
 
@@ -107,8 +106,10 @@ class ChatReply:
         }
 
     def _token(self, token_id: int, logprob: float) -> dict[str, object]:
+        """`bytes` are exact where `token` can only show U+FFFD; control tokens spell their name."""
+        word = self._tokenizer.token_text(token_id)
         return {
-            "token": token_word(self._tokenizer, token_id),
+            "token": word,
             "logprob": wire_logprob(logprob),
-            "bytes": list(token_bytes(self._tokenizer, token_id)),
+            "bytes": list(self._tokenizer.token_bytes(token_id) or word.encode()),
         }

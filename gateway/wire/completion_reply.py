@@ -11,7 +11,6 @@ import orjson
 
 from engine.tokenizer import Tokenizer
 from gateway.text_choice import Delta, TokenEntry
-from gateway.token_words import token_word
 from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
 from gateway.wire.usage import Usage
 
@@ -87,7 +86,7 @@ class CompletionReply:
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, object]:
         return {
-            "tokens": [token_word(self._tokenizer, entry.token_id) for entry in entries],
+            "tokens": [self._tokenizer.token_text(entry.token_id) for entry in entries],
             "token_logprobs": [
                 None if entry.logprob is None else wire_logprob(entry.logprob) for entry in entries
             ],
@@ -99,9 +98,7 @@ class CompletionReply:
         """The alternatives, and the chosen token even if it is none of them."""
         if entry.logprob is None:
             return None
-        top = {
-            token_word(self._tokenizer, token_id): wire_logprob(logprob)
-            for token_id, logprob in entry.top
-        }
-        top.setdefault(token_word(self._tokenizer, entry.token_id), wire_logprob(entry.logprob))
+        word = self._tokenizer.token_text
+        top = {word(token_id): wire_logprob(logprob) for token_id, logprob in entry.top}
+        top.setdefault(word(entry.token_id), wire_logprob(entry.logprob))
         return top

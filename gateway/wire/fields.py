@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from gateway.errors import ApiError, bad_request
 from gateway.wire.json_body import field_path
@@ -33,6 +33,12 @@ class Fields:
     def unread(self) -> Iterable[str]:
         """Names that nobody asked for."""
         return self._values.keys() - self._read
+
+    def given(self, names: Container[str]) -> list[str]:
+        """Those of `names` that are here and not null, in the body's order."""
+        found = [name for name in self._values if name in names]
+        self._read.update(found)
+        return [name for name in found if self._values[name] is not None]
 
     def value(self, name: str) -> object:
         """The raw value, None if omitted."""

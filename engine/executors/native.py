@@ -1,0 +1,229 @@
+"""The program run by the compiled CPU kernels: one C call per step, no Python between layers."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.architecture import Architecture
+from engine.decoder import Program, weight_names
+from engine.executors.base import StepBatch
+from engine.executors.native_build import NativeUnavailable
+from engine.executors.native_library import (
+    ISA_NUMBERS,
+    OpKind,
+    ShapeStruct,
+    StepStruct,
+    open_library,
+)
+from engine.executors.native_lowering import lower
+from engine.executors.native_weights import WeightPacker
+
+__all__ = ["NativeExecutor", "NativeUnavailable", "native_bytes_per_block"]
+
+_log = logging.getLogger("forebay.engine")
+
+_GROUP_TOKENS = 16
+_MAX_HEAD_DIM = 512
+_DTYPE_NUMBERS = {torch.float32: 0, torch.bfloat16: 1}
+_HEAD_MULTIPLE = {torch.float32: 16, torch.bfloat16: 32}
+_LAYOUTS = {torch.float32: "packed16-f32", torch.bfloat16: "packed16-bf16"}
+
+
+def native_bytes_per_block(arch: Architecture, dtype: torch.dtype, block_tokens: int) -> int:
+    """Bytes of one block of KV over all layers: head_dim padded to 16 (float32) or 32 (bfloat16).
+
+    Raises NativeUnavailable for a dtype or block size that the kernels do not have.
+    """
+    if dtype not in _DTYPE_NUMBERS:
+        raise NativeUnavailable(f"the kernels compute in float32 or bfloat16, not {dtype}")
+    if block_tokens <= 0 or block_tokens % _GROUP_TOKENS:
+        raise NativeUnavailable(f"block_tokens must be a multiple of 16, not {block_tokens}")
+    multiple = _HEAD_MULTIPLE[dtype]
+    head_dim = -(-arch.head_dim // multiple) * multiple
+    elements = 2 * arch.kv_heads * head_dim * len(arch.layers)
+    return elements * block_tokens * dtype.itemsize
+
+
+class NativeExecutor:
+    """Implements `engine.executors.base.Executor` on the CPU.
+
+    A row's result is the same bits whatever else is in the step, for a given dtype and instruction
+    set. Weights are taken out of `weights` as they are packed, so that no matrix lives twice; when
+    the constructor raises NativeUnavailable none has been taken.
+
+    FOREBAY_NATIVE_ISA (`amx`, `avx512bf16` or `portable`) forces an instruction set for bfloat16;
+    by default the best is used. `share_prefixes` off reads shared prefixes once per sequence
+    instead of once: the same result, slower.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: dict[str, torch.Tensor],
+        *,
+        dtype: torch.dtype,
+        blocks: int,
+        block_tokens: int,
+        threads: int,
+        max_tokens: int,
+        share_prefixes: bool = True,
+        say: Callable[[str], None] = _log.info,
+    ) -> None:
+        arch = program.architecture
+        block_bytes = native_bytes_per_block(arch, dtype, block_tokens)
+        _check_shape(arch)
+        ops = lower(program)
+        self._library = open_library(say)
+        self.isa = _choose_isa(self._library, dtype)
+        self.name = f"native-{self.isa}"
+        self.device, self.dtype, self.block_tokens = torch.device("cpu"), dtype, block_tokens
+        self.kv_layout = _LAYOUTS[dtype]
+        self._vocab_size = arch.vocab_size
+        _check_weights(program, weights)
+        shape = ShapeStruct(
+            dtype=_DTYPE_NUMBERS[dtype],
+            isa=ISA_NUMBERS[self.isa],
+            threads=threads,
+            vocab=arch.vocab_size,
+            hidden=arch.hidden_size,
+            intermediate=arch.intermediate_size,
+            heads=arch.heads,
+            kv_heads=arch.kv_heads,
+            head_dim=arch.head_dim,
+            layers=len(arch.layers),
+            block_tokens=block_tokens,
+            blocks=blocks,
+            max_tokens=max_tokens,
+            norm_eps=arch.norm_eps,
+        )
+        handle = self._library.forebay_create(ctypes.byref(shape))
+        if not handle:
+            raise NativeUnavailable(self._library.forebay_error().decode())
+        self._handle: int = handle
+        # Threads and memory go with the executor even if nobody calls close().
+        self._release = weakref.finalize(self, self._library.forebay_destroy, handle)
+        packer = WeightPacker(self._library, handle, weights, dtype, ops)
+        for rope in arch.ropes:
+            packer.add_rope(rope)
+        for op in ops:
+            packer.add(op)
+        self._tables = packer.tables
+        self.pages = _untouched_pages(blocks, block_bytes)
+        self._logits = torch.empty(0, arch.vocab_size)
+        self._step = StepStruct(
+            pages=self.pages.data_ptr(),
+            share_prefixes=int(share_prefixes),
+        )
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """See `Executor.forward`. Raises ValueError for indices outside their range."""
+        self._check_open()
+        step, rows = self._step, len(batch.logit_rows)
+        if rows > len(self._logits):
+            self._logits = torch.empty(rows, self._vocab_size)
+        tables = np.ascontiguousarray(batch.block_tables)
+        step.token_ids = _address(batch.token_ids)
+        step.positions = _address(batch.positions)
+        step.query_starts = _address(batch.query_starts)
+        step.context_lengths = _address(batch.context_lengths)
+        step.block_tables = _address(tables)
+        step.logit_rows = _address(batch.logit_rows)
+        step.logits = self._logits.data_ptr()
+        step.tokens = len(batch.token_ids)
+        step.sequences, step.table_width = tables.shape
+        step.logit_row_count = rows
+        if self._library.forebay_step(self._handle, ctypes.byref(step)):
+            raise ValueError(self._library.forebay_error().decode())
+        return self._logits[:rows]
+
+    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        """Index of each row's largest value, the lowest among equals: float32 [R, V] -> int64 [R].
+
+        Rows must be contiguous; NaNs are passed over.
+        """
+        self._check_open()
+        if logits.dtype != torch.float32 or logits.stride(1) != 1:
+            raise ValueError("argmax wants float32 rows with contiguous values")
+        rows, columns = logits.shape
+        out = torch.empty(rows, dtype=torch.int64)
+        self._library.forebay_argmax(
+            self._handle, logits.data_ptr(), rows, columns, logits.stride(0), out.data_ptr()
+        )
+        return out
+
+    def profile(self) -> dict[str, float]:
+        """Milliseconds per kind of op since the last call, and go on counting.
+
+        The first call starts the count. It costs a clock reading per op and step.
+        """
+        self._check_open()
+        counted = (ctypes.c_int64 * len(OpKind))()
+        self._library.forebay_profile(self._handle, 1, counted)
+        return {kind.name.lower(): counted[kind] / 1e6 for kind in OpKind}
+
+    def read_memory(self, region: torch.Tensor) -> None:
+        """Read every byte of a contiguous tensor on all threads: a step cannot be faster."""
+        self._check_open()
+        self._library.forebay_read(self._handle, region.data_ptr(), region.nbytes)
+
+    def close(self) -> None:
+        """See `Executor.close`."""
+        self._release()
+        self._tables.clear()
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise RuntimeError("the executor is closed")
+
+
+def _choose_isa(library: ctypes.CDLL, dtype: torch.dtype) -> str:
+    """Name of the instruction set to use; float32 has only one way."""
+    wanted = os.environ.get("FOREBAY_NATIVE_ISA", "auto").lower()
+    if wanted not in ISA_NUMBERS:
+        raise NativeUnavailable(f"FOREBAY_NATIVE_ISA={wanted} is none of {', '.join(ISA_NUMBERS)}")
+    if dtype == torch.float32:
+        return "portable"
+    chosen = library.forebay_isa(ISA_NUMBERS[wanted])
+    for name, number in ISA_NUMBERS.items():
+        if number == chosen:
+            return name
+    raise NativeUnavailable(f"FOREBAY_NATIVE_ISA={wanted}: this machine does not have it")
+
+
+def _check_shape(arch: Architecture) -> None:
+    widths = (arch.hidden_size, arch.intermediate_size, arch.query_size, arch.head_dim)
+    if any(width % 2 for width in widths):
+        raise NativeUnavailable(f"widths must be even, and one of {widths} is not")
+    if arch.head_dim > _MAX_HEAD_DIM:
+        raise NativeUnavailable(f"head_dim {arch.head_dim} is over {_MAX_HEAD_DIM}")
+    if any(2 * len(rope.inverse_frequencies) > arch.head_dim for rope in arch.ropes):
+        raise NativeUnavailable("a rotary embedding is wider than a head")
+
+
+def _check_weights(program: Program, weights: dict[str, torch.Tensor]) -> None:
+    missing = sorted(weight_names(program.architecture) - weights.keys())
+    if missing:
+        raise NativeUnavailable(f"{len(missing)} weights are missing, the first is {missing[0]}")
+
+
+def _untouched_pages(blocks: int, block_bytes: int) -> torch.Tensor:
+    """Zeroed uint8 [blocks, block_bytes], page-aligned, resident only where written."""
+    region = mmap.mmap(-1, blocks * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(region, dtype=torch.uint8).view(blocks, block_bytes)
+
+
+def _address(array: NDArray[np.int32]) -> int:
+    if array.dtype != np.int32 or not array.flags.c_contiguous:
+        raise ValueError("a step's arrays must be C-contiguous int32")
+    return array.ctypes.data

@@ -1,0 +1,408 @@
+// One model on one pool: its weights, its program, its buffers, and how a step runs.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "linear.h"
+#include "pointwise.h"
+#include "program.h"
+#include "threads.h"
+
+namespace forebay {
+
+// What does not depend on the kernel. Errors are std::invalid_argument with the reason.
+class Executor : public Work {
+ public:
+  explicit Executor(const Shape& shape)
+      : shape_(shape),
+        tiles_(static_cast<size_t>(shape.threads)),
+        pool_(shape.threads, [this](int worker) { tiles_[worker].tiles.release(); }) {}
+
+  Pool& pool() { return pool_; }
+
+  // An all-zero matrix of `panels` panels for rows of `columns` elements; returns its number.
+  int add_matrix(int panels, int columns) {
+    const int words =
+        static_cast<int>(round_up(columns, reduction_multiple())) / elements_per_word();
+    Matrix matrix;
+    matrix.panels = panels;
+    matrix.words = words;
+    matrix.data = arena_.take(static_cast<size_t>(panels) * words * kVectorBytes);
+    matrices_.push_back(matrix);
+    return static_cast<int>(matrices_.size()) - 1;
+  }
+
+  // Plain rows in the caller's memory, which must outlive the executor. For lookups only.
+  int add_table(const void* rows, size_t row_bytes) {
+    Matrix matrix;
+    matrix.data = static_cast<char*>(const_cast<void*>(rows));
+    matrix.row_bytes = row_bytes;
+    matrices_.push_back(matrix);
+    return static_cast<int>(matrices_.size()) - 1;
+  }
+
+  void pack(int matrix, const void* source, int rows, int columns, int first_output,
+            int panel_step, int panel_offset);
+
+  int add_vector(const float* values, int count) {
+    // Read in whole vectors, and one more where a head's padding is larger.
+    auto* at = reinterpret_cast<float*>(arena_.take(round_up(count, 32) * sizeof(float)));
+    std::copy(values, values + count, at);
+    vectors_.push_back(at);
+    return static_cast<int>(vectors_.size()) - 1;
+  }
+
+  int add_rope(const double* inverse_frequencies, int count, float amplitude) {
+    ropes_.push_back({{inverse_frequencies, inverse_frequencies + count}, amplitude, {}});
+    return static_cast<int>(ropes_.size()) - 1;
+  }
+
+  void add_op(const Op& op) { ops_.push_back(op); }
+
+  virtual void step(const Step& step) = 0;
+
+  void profile(bool on) {
+    profiling_ = on;
+    kind_ns_.fill(0);
+  }
+  const std::array<int64_t, kOpKinds>& kind_ns() const { return kind_ns_; }
+
+  std::string error;
+
+ protected:
+  virtual int reduction_multiple() const = 0;
+  virtual int elements_per_word() const = 0;
+
+  // One cache line or more per worker, so that no two share one.
+  struct alignas(128) WorkerTiles {
+    Tiles tiles;
+  };
+
+  Shape shape_;
+  Arena arena_;
+  std::vector<Matrix> matrices_;
+  std::vector<const float*> vectors_;
+  std::vector<Rope> ropes_;
+  std::vector<Op> ops_;
+  std::vector<WorkerTiles> tiles_;
+  bool profiling_ = false;
+  std::array<int64_t, kOpKinds> kind_ns_{};
+  Pool pool_;  // last: its threads end before anything that they use
+};
+
+// Spreads [0, count) over the pool in runs of `grain`.
+template <class Body>
+class Spread : public Work {
+ public:
+  Spread(int count, int grain, Body body) : count_(count), grain_(grain), body_(body) {}
+
+  void run(Pool& pool) {
+    const uint32_t units = static_cast<uint32_t>((count_ + grain_ - 1) / grain_);
+    pool.run(*this, &units, 1);
+  }
+  void unit(int, uint32_t index, int) override {
+    const int first = static_cast<int>(index) * grain_;
+    body_(first, std::min(count_, first + grain_));
+  }
+
+ private:
+  int count_, grain_;
+  Body body_;
+};
+
+inline void Executor::pack(int matrix, const void* source, int rows, int columns, int first_output,
+                           int panel_step, int panel_offset) {
+  const PanelPacker packer{matrices_.at(matrix), static_cast<const uint32_t*>(source),
+                           columns / elements_per_word(), first_output, panel_step, panel_offset};
+  auto body = [&](int first, int last) { packer.pack(first, last); };
+  // Two units may share a panel, never a lane of it.
+  Spread<decltype(body)>(rows, 4 * kLanes, body).run(pool_);
+}
+
+template <class Kernel>
+class KernelExecutor : public Executor {
+ public:
+  using Element = typename Kernel::Element;
+
+  explicit KernelExecutor(const Shape& shape)
+      : Executor(shape),
+        layout_(padded_head_dim(shape.head_dim), shape.kv_heads, shape.layers, shape.block_tokens,
+                sizeof(Element)),
+        group_(shape.heads / shape.kv_heads) {
+    if (layout_.head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is over 512");
+    for (int worker = 0; worker < shape.threads; ++worker) scratch_.push_back(make_scratch());
+    reserve(shape.max_tokens);
+  }
+
+  static int padded_head_dim(int head_dim) {
+    return static_cast<int>(round_up(head_dim, Kernel::kHeadMultiple));
+  }
+
+  void step(const Step& step) override {
+    check(step);
+    if (step.tokens > capacity_) reserve(step.tokens);
+    for (Rope& rope : ropes_) reserve_angles(rope);
+    step_ = &step;
+    plan_.build(step, group_, shape_.block_tokens);
+    buffers_[kLogits] = {reinterpret_cast<char*>(step.logits), shape_.vocab * sizeof(float)};
+    const size_t ops = ops_.size();
+    units_.resize(ops);
+    grids_.resize(ops);
+    for (size_t i = 0; i < ops; ++i) units_[i] = count_units(ops_[i], grids_[i]);
+    if (profiling_) {
+      op_ns_.assign(ops, 0);
+      pool_.run(*this, units_.data(), static_cast<int>(ops), op_ns_.data());
+      for (size_t i = 0; i < ops; ++i) kind_ns_[ops_[i].kind] += op_ns_[i];
+    } else {
+      pool_.run(*this, units_.data(), static_cast<int>(ops));
+    }
+  }
+
+  void unit(int index, uint32_t unit, int worker) override {
+    const Op& op = ops_[index];
+    switch (static_cast<OpKind>(op.kind)) {
+      case kLinear:
+      case kLinearAdd:
+      case kGatedLinear:
+        linear(op, grids_[index], unit, worker);
+        return;
+      case kAttend:
+        attend(op, unit, worker);
+        return;
+      default:
+        break;
+    }
+    const int rows = rows_of(op);
+    const int first = static_cast<int>(unit) * row_grain(rows);
+    const int last = std::min(rows, first + row_grain(rows));
+    for (int row = first; row < last; ++row) token(op, row);
+  }
+
+ protected:
+  int reduction_multiple() const override { return Kernel::kReductionMultiple; }
+  int elements_per_word() const override { return Kernel::kElementsPerWord; }
+
+ private:
+  std::unique_ptr<AttentionScratch> make_scratch() {
+    auto scratch = std::make_unique<AttentionScratch>();
+    const size_t rows = static_cast<size_t>(AttentionPlan::max_item_tokens(group_)) * group_;
+    const size_t head = layout_.head_dim;
+    scratch->queries = make_rows(arena_, rows, head * sizeof(Element));
+    scratch->outputs = make_rows(arena_, rows, head * sizeof(float));
+    scratch->sums = make_rows(arena_, rows, kVectorBytes);
+    scratch->maxima.resize(rows);
+    scratch->positions.resize(rows);
+    scratch->products.resize(kTileRows * head);
+    return scratch;
+  }
+
+  // A whole number of cache lines, odd, so that the rows of a tile spread over the cache's sets.
+  static Rows make_rows(Arena& arena, size_t rows, size_t bytes) {
+    size_t lines = (bytes + 63) / 64;
+    lines += 1 - lines % 2;
+    return {arena.take(rows * lines * 64), lines * 64};
+  }
+
+  void reserve(int tokens) {
+    // Tiles read whole blocks of 16 rows only where rows exist; one spare block costs nothing.
+    const size_t rows = round_up(static_cast<size_t>(tokens), 32);
+    activations_ = Arena();
+    const size_t query = static_cast<size_t>(shape_.heads) * shape_.head_dim;
+    const size_t kv = static_cast<size_t>(shape_.kv_heads) * shape_.head_dim;
+    auto multiplied = [&](size_t columns) {
+      return make_rows(activations_, rows,
+                       round_up(columns, Kernel::kReductionMultiple) * sizeof(Element));
+    };
+    auto floats = [&](size_t columns) {
+      return make_rows(activations_, rows, round_up(columns, kLanes) * sizeof(float));
+    };
+    buffers_[kResidual] = floats(shape_.hidden);
+    buffers_[kNormed] = multiplied(shape_.hidden);
+    buffers_[kQkv] = floats(query + 2 * kv);
+    buffers_[kAttended] = multiplied(query);
+    buffers_[kDelta] = floats(shape_.hidden);
+    buffers_[kGated] = multiplied(round_up(shape_.intermediate, kLanes));
+    buffers_[kFinal] = multiplied(shape_.hidden);
+    queries_ = make_rows(activations_, rows,
+                         static_cast<size_t>(shape_.heads) * layout_.head_dim * sizeof(Element));
+    for (Rope& rope : ropes_) rope.angles = {};
+    capacity_ = tokens;
+  }
+
+  void reserve_angles(Rope& rope) {
+    if (rope.angles.data) return;
+    rope.angles = make_rows(activations_, static_cast<size_t>(capacity_),
+                            2 * rope.inverse_frequencies.size() * sizeof(float));
+  }
+
+  // Everything that is used as an index, so that a wrong step is an error and not a stray write.
+  void check(const Step& step) const {
+    for (int t = 0; t < step.tokens; ++t) {
+      if (step.token_ids[t] < 0 || step.token_ids[t] >= shape_.vocab)
+        throw std::invalid_argument("token id " + std::to_string(step.token_ids[t]) +
+                                    " is outside the vocabulary of " +
+                                    std::to_string(shape_.vocab));
+    }
+    for (int r = 0; r < step.logit_row_count; ++r) {
+      if (step.logit_rows[r] < 0 || step.logit_rows[r] >= step.tokens)
+        throw std::invalid_argument("logit row " + std::to_string(step.logit_rows[r]) +
+                                    " is outside the step's " + std::to_string(step.tokens) +
+                                    " tokens");
+    }
+    if (step.query_starts[0] != 0 || step.query_starts[step.sequences] != step.tokens)
+      throw std::invalid_argument("query_starts does not cover the step's tokens");
+    for (int s = 0; s < step.sequences; ++s) check_sequence(step, s);
+  }
+
+  void check_sequence(const Step& step, int s) const {
+    const int first = step.query_starts[s], last = step.query_starts[s + 1];
+    const int length = step.context_lengths[s];
+    const std::string name = "sequence " + std::to_string(s);
+    if (first > last || last - first > length)
+      throw std::invalid_argument(name + " has more query tokens than context");
+    for (int t = first; t < last; ++t) {
+      if (step.positions[t] != length - (last - t))
+        throw std::invalid_argument(name + "'s positions do not end at its context length");
+    }
+    const int blocks = (length + shape_.block_tokens - 1) / shape_.block_tokens;
+    if (blocks > step.table_width)
+      throw std::invalid_argument(name + "'s block table is shorter than its context");
+    const int32_t* table = step.block_tables + static_cast<size_t>(s) * step.table_width;
+    for (int b = 0; b < blocks; ++b) {
+      if (table[b] < 0 || table[b] >= shape_.blocks)
+        throw std::invalid_argument(name + "'s block table names block " +
+                                    std::to_string(table[b]) + " of " +
+                                    std::to_string(shape_.blocks));
+    }
+  }
+
+  int rows_of(const Op& op) const {
+    const bool of_logits = op.kind == kSelectNorm || op.out == kLogits;
+    return of_logits ? step_->logit_row_count : step_->tokens;
+  }
+
+  // Rows per unit of a row-wise op: small enough to share the work, large enough to be worth it.
+  int row_grain(int rows) const {
+    const int grain = rows / (shape_.threads * 4);
+    return grain < 1 ? 1 : grain > 16 ? 16 : grain;
+  }
+
+  uint32_t count_units(const Op& op, LinearGrid& grid) const {
+    const int rows = rows_of(op);
+    switch (static_cast<OpKind>(op.kind)) {
+      case kLinear:
+      case kLinearAdd:
+      case kGatedLinear:
+        grid = LinearGrid(rows, matrices_[op.matrix].panels, shape_.threads);
+        return grid.units;
+      case kAttend:
+        return static_cast<uint32_t>(plan_.items.size()) * shape_.kv_heads;
+      default:
+        return static_cast<uint32_t>((rows + row_grain(rows) - 1) / row_grain(rows));
+    }
+  }
+
+  const float* vector(int index) const { return index == kNone ? nullptr : vectors_[index]; }
+
+  void linear(const Op& op, const LinearGrid& grid, uint32_t unit, int worker) {
+    const Matrix& matrix = matrices_[op.matrix];
+    Finish finish{static_cast<OpKind>(op.kind), static_cast<Activation>(op.activation),
+                  vector(op.vector), vector(op.vector2), buffers_[op.out],
+                  op.out == kLogits ? shape_.vocab : matrix.panels * kLanes};
+    linear_unit<Kernel>(tiles_[worker].tiles, grid, unit, buffers_[op.src], rows_of(op), matrix,
+                        finish);
+  }
+
+  void attend(const Op& op, uint32_t unit, int worker) {
+    const AttentionItem& item = plan_.items[unit / shape_.kv_heads];
+    const AttentionLayer layer{shape_.heads, shape_.kv_heads, shape_.head_dim, op.window, op.scale,
+                               layout_, op.layer, shape_.block_tokens};
+    AttentionUnit<Kernel>(tiles_[worker].tiles, *scratch_[worker], layer, *step_,
+                          static_cast<int>(unit % shape_.kv_heads))
+        .run(item, plan_.members.data() + item.first_member, queries_, buffers_[kAttended]);
+  }
+
+  void token(const Op& op, int row) {
+    const int hidden = shape_.hidden;
+    const float eps = shape_.norm_eps;
+    float* residual = buffers_[kResidual].row<float>(row);
+    switch (static_cast<OpKind>(op.kind)) {
+      case kAngles:
+        angle_row(ropes_[op.rope], step_->positions[row], ropes_[op.rope].angles.row<float>(row));
+        return;
+      case kEmbed:
+        embed_row<Kernel>(matrices_[op.matrix], hidden, step_->token_ids[row], op.scale, residual);
+        return;
+      case kNorm:
+        norm_row<Kernel>(residual, vectors_[op.vector], hidden, eps,
+                         buffers_[op.out].row<Element>(row));
+        return;
+      case kSelectNorm:
+        norm_row<Kernel>(buffers_[kResidual].row<float>(step_->logit_rows[row]),
+                         vectors_[op.vector], hidden, eps, buffers_[op.out].row<Element>(row));
+        return;
+      case kNormAdd:
+        norm_add_row(buffers_[kDelta].row<float>(row), vectors_[op.vector], hidden, eps, residual);
+        return;
+      case kRotateAndStore:
+        rotate_and_store(op, row);
+        return;
+      default:
+        return;
+    }
+  }
+
+  void rotate_and_store(const Op& op, int row) {
+    const Rope& rope = ropes_[op.rope];
+    const HeadRotation rotation{shape_.head_dim, shape_.norm_eps, rope.frequencies(),
+                                rope.angles.row<float>(row)};
+    alignas(64) float head[kMaxHeadDim] = {};
+    const int padded = layout_.head_dim;
+    const float* from = buffers_[kQkv].row<float>(row);
+    Element* query = queries_.row<Element>(row);
+    for (int h = 0; h < shape_.heads; ++h, from += shape_.head_dim, query += padded) {
+      rotation.rotate(from, vector(op.vector), head);
+      round_head<Kernel>(head, padded, query);
+    }
+    const int position = step_->positions[row], slot = position % shape_.block_tokens;
+    char* block = step_->pages + page_of(row, position) * layout_.block_bytes;
+    alignas(64) Element rounded[kMaxHeadDim];
+    for (int h = 0; h < shape_.kv_heads; ++h, from += shape_.head_dim) {
+      rotation.rotate(from, vector(op.vector2), head);
+      round_head<Kernel>(head, padded, rounded);
+      store_key<Kernel>(block + layout_.key_offset(op.layer, h), layout_, slot, rounded);
+    }
+    for (int h = 0; h < shape_.kv_heads; ++h, from += shape_.head_dim) {
+      std::copy(from, from + shape_.head_dim, head);
+      round_head<Kernel>(head, padded, rounded);
+      store_value<Kernel>(block + layout_.value_offset(op.layer, h), layout_, slot, rounded);
+    }
+  }
+
+  size_t page_of(int row, int position) const {
+    const int32_t* starts = step_->query_starts;
+    const int s = static_cast<int>(
+        std::upper_bound(starts, starts + step_->sequences + 1, row) - starts - 1);
+    const size_t entry = static_cast<size_t>(s) * step_->table_width + position / shape_.block_tokens;
+    return static_cast<size_t>(step_->block_tables[entry]);
+  }
+
+  KvLayout layout_;
+  int group_;  // query heads per KV head
+  std::vector<std::unique_ptr<AttentionScratch>> scratch_;
+  Arena activations_;
+  std::array<Rows, kBuffers> buffers_{};
+  Rows queries_;  // [tokens][heads][padded head_dim], rotated, in the weights' dtype
+  int capacity_ = 0;
+  AttentionPlan plan_;
+  std::vector<uint32_t> units_;
+  std::vector<LinearGrid> grids_;
+  std::vector<int64_t> op_ns_;
+  const Step* step_ = nullptr;  // the step in progress
+};
+
+}  // namespace forebay

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: their headers, their shapes, their numbers under canonical names."""

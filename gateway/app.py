@@ -1,0 +1,205 @@
+"""The gateway as one ASGI application: routes, and what every answer has in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from secrets import token_hex
+
+import structlog
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import endpoints
+from gateway.errors import ApiError, internal_error, unavailable
+from gateway.http_call import ClientDisconnectedError, HttpCall
+from gateway.journey import Journey
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import Metrics
+from gateway.model_list import MODEL_PREFIX, ModelList
+from gateway.reload import RuntimeConfig
+from gateway.served_model import ServedModel
+from gateway.sse import StreamTimes
+from gateway.status_pages import StatusPages
+from gateway.tokenizing import Tokenizing
+
+_log = structlog.get_logger("forebay.http")
+
+Handler = Callable[[HttpCall], Awaitable[None]]
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
+_LOADING_RETRY_S = 5
+_DRAINING_RETRY_S = 5
+_EXPOSED_HEADERS = (
+    "x-request-id",
+    "retry-after",
+    "x-forebay-replica",
+    "x-forebay-cached-tokens",
+    "x-forebay-queue-ms",
+    "x-forebay-engine-ms",
+)
+
+
+def create_app(
+    runtime: RuntimeConfig,
+    models: Mapping[str, ServedModel],
+    metrics: Metrics,
+    secret: bytes,
+    lifecycle: Lifecycle,
+    *,
+    stream_times: StreamTimes = StreamTimes(),  # noqa: B008 - frozen
+) -> ASGIApp:
+    """The application. `models` may be filled later, but before `lifecycle` says that it is ready;
+    `secret` keys every prefix chain."""
+    journey = Journey(runtime, models, metrics, secret, stream_times)
+    model_list = ModelList(runtime, models, metrics)
+    tokenizing = Tokenizing(runtime, models, metrics)
+    pages = StatusPages(runtime, models, metrics, lifecycle)
+    api: dict[str, dict[str, Handler]] = {
+        "/v1/models": {"GET": model_list.show_all},
+        "/v1/chat/completions": {"POST": partial(journey.run, endpoint=endpoints.CHAT)},
+        "/v1/completions": {"POST": partial(journey.run, endpoint=endpoints.COMPLETIONS)},
+        "/tokenize": {"POST": tokenizing.tokenize},
+        "/v1/tokenize": {"POST": tokenizing.tokenize},
+        "/detokenize": {"POST": tokenizing.detokenize},
+        "/v1/detokenize": {"POST": tokenizing.detokenize},
+    }
+    open_at_all_times: dict[str, dict[str, Handler]] = {
+        "/health/live": {"GET": pages.live},
+        "/health/ready": {"GET": pages.ready},
+        "/metrics": {"GET": pages.metrics},
+        "/version": {"GET": pages.version},
+    }
+    routes = Routes(api, open_at_all_times, model_list.show_one, lifecycle)
+    return Application(routes, runtime)
+
+
+class Routes:
+    """From path and method to a handler; what is none is a 404 or a 405 in OpenAI's envelope."""
+
+    def __init__(
+        self,
+        api: Mapping[str, Mapping[str, Handler]],
+        open_at_all_times: Mapping[str, Mapping[str, Handler]],
+        show_model: Handler,
+        lifecycle: Lifecycle,
+    ) -> None:
+        """`api` is answered only while the gateway is ready, the others always."""
+        self._api = api
+        self._open = open_at_all_times
+        self._show_model = {"GET": show_model}
+        self._lifecycle = lifecycle
+
+    async def handle(self, call: HttpCall) -> None:
+        """Answer the call or raise ApiError."""
+        methods = self._open.get(call.path)
+        if methods is not None:
+            await _handler(methods, call)(call)
+            return
+        methods = self._api.get(call.path)
+        if methods is None and call.path.startswith(MODEL_PREFIX):
+            methods = self._show_model
+        if methods is None:
+            raise ApiError(404, "There is nothing at this path.", code="not_found")
+        handler = _handler(methods, call)
+        self._require_ready()
+        with self._lifecycle.request():
+            await handler(call)
+
+    def _require_ready(self) -> None:
+        if self._lifecycle.draining:
+            error = unavailable(
+                "The server is shutting down.", code="draining", retry_after_s=_DRAINING_RETRY_S
+            )
+            error.headers["connection"] = "close"
+            raise error
+        if not self._lifecycle.ready:
+            raise unavailable(
+                "The models are still loading.", code="loading", retry_after_s=_LOADING_RETRY_S
+            )
+
+
+class Application:
+    """The outermost shell: request ids, CORS, and errors in one envelope."""
+
+    def __init__(self, routes: Routes, runtime: RuntimeConfig) -> None:
+        self._routes = routes
+        self._runtime = runtime
+        self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
+        if scope["type"] == "http":
+            await self._with_cors()(*_with_request_id(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1003})
+
+    def _with_cors(self) -> ASGIApp:
+        """The configured origins change with a reload, the layer with them."""
+        origins = self._runtime.current.settings.server.cors_origins
+        if self._cors[0] != origins:
+            layer = CORSMiddleware(
+                self._answer,
+                allow_origins=origins,
+                allow_methods=("GET", "POST"),
+                allow_headers=("*",),
+                expose_headers=_EXPOSED_HEADERS,
+            )
+            self._cors = (origins, layer if origins else self._answer)
+        return self._cors[1]
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = HttpCall(scope, receive, send)
+        try:
+            await self._routes.handle(call)
+        except ApiError as error:
+            if not call.response_started:
+                await call.answer_error(error)
+        except ClientDisconnectedError:
+            return
+        except Exception:
+            _log.exception("request failed", request_id=call.request_id)
+            if call.response_started:
+                raise  # the server cuts the connection: a broken answer must not look whole
+            await call.answer_error(internal_error(call.request_id))
+
+
+def _with_request_id(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
+    """The client's request id if it is sane, else a new one, on every answer of every layer."""
+    offered = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    request_id = offered.decode() if _SANE_ID.fullmatch(offered) else "req-" + token_hex(12)
+    header = (b"x-request-id", request_id.encode())
+
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], header]
+        await send(message)
+
+    state = {**scope.get("state", {}), "request_id": request_id}
+    return {**scope, "state": state}, receive, send_with_id
+
+
+def _handler(methods: Mapping[str, Handler], call: HttpCall) -> Handler:
+    handler = methods.get("GET" if call.method == "HEAD" else call.method)
+    if handler is None:
+        allowed = ", ".join(methods)
+        raise ApiError(
+            405,
+            f"This path takes only {allowed}.",
+            code="method_not_allowed",
+            headers={"allow": allowed},
+        )
+    return handler
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing to do at start and end: the server opens and closes what the application uses."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,51 @@
+"""GET /v1/models: what a key may use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.http_call import HttpCall
+from gateway.ledger import settled
+from gateway.metrics import Metrics
+from gateway.reload import RuntimeConfig
+from gateway.request import Request
+from gateway.served_model import ServedModel, find_model
+
+MODEL_PREFIX = "/v1/models/"
+
+
+class ModelList:
+    """Lists the models that the caller's tenant may use, and no others."""
+
+    def __init__(
+        self, runtime: RuntimeConfig, models: Mapping[str, ServedModel], metrics: Metrics
+    ) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._metrics = metrics
+
+    async def show_all(self, call: HttpCall) -> None:
+        """GET /v1/models."""
+        request = Request(call, "models", self._runtime.current)
+        with settled(request, self._metrics):
+            tenant = request.authenticate()
+            shown = [_card(model) for name, model in self._models.items() if tenant.may_use(name)]
+            await call.answer_json({"object": "list", "data": shown})
+
+    async def show_one(self, call: HttpCall) -> None:
+        """GET /v1/models/{id}; the id may contain slashes."""
+        request = Request(call, "models", self._runtime.current)
+        with settled(request, self._metrics):
+            name = call.path.removeprefix(MODEL_PREFIX)
+            model = request.model = find_model(self._models, name, request.authenticate())
+            await call.answer_json(_card(model))
+
+
+def _card(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "forebay",
+        "max_model_len": model.max_context,
+    }

@@ -1,0 +1,90 @@
+"""What a validated request asks of the engine: one engine request per prompt and choice."""
+
+from __future__ import annotations
+
+import secrets
+
+from engine.request import EngineRequest
+from engine.sampling_params import SamplingParams
+from gateway.choice import Choice
+from gateway.endpoints import Task
+from gateway.errors import bad_request
+from gateway.prompts import Prompt
+from gateway.sampling import choice_params
+from gateway.served_model import ServedModel
+from gateway.text_choice import EchoedPrompt, TextChoice
+
+
+def plan_choices(
+    task: Task, prompts: list[Prompt], model: ServedModel, chain_root: bytes | None
+) -> list[Choice]:
+    """In OpenAI's order: the choices of the first prompt, then those of the second.
+
+    Raises a 400 ApiError for a prompt that does not fit and for token ids that do not exist.
+    """
+    generation = task.generation
+    # scoring a prompt takes one step of the engine, whose own token is not shown
+    scores_only = generation.max_tokens == 0
+    scores_prompt = task.echo and task.logprobs is not None
+    run_id = secrets.token_hex(12)
+    choices: list[Choice] = []
+    for prompt_index, prompt in enumerate(prompts):
+        params = choice_params(
+            generation.sampling,
+            model,
+            max_tokens=fit_context(prompt, generation.max_tokens, model, task.prompt_field),
+            choices=range(generation.n),
+            logprobs=None if scores_only else task.logprobs,
+            prompt_logprobs=task.logprobs if scores_prompt else None,
+        )
+        for own in params:
+            index = len(choices)
+            request = EngineRequest(
+                request_id=f"{run_id}-{index}",
+                prompt_token_ids=prompt.token_ids,
+                params=own,
+                chain_root=chain_root,
+                read_cache=not scores_prompt,
+            )
+            text = _text(task, prompt, own, model, shows_generated=not scores_only)
+            choices.append(Choice(index, prompt_index, request, text))
+    return choices
+
+
+def fit_context(
+    prompt: Prompt, max_tokens: int | None, model: ServedModel, prompt_field: str
+) -> int:
+    """How many tokens may be generated: what was asked for, as far as the context has room.
+
+    Raises a 400 ApiError if the prompt leaves no room for a single one.
+    """
+    prompt_tokens = len(prompt.token_ids)
+    room = model.max_context - prompt_tokens
+    if room < 1:
+        raise bad_request(
+            f"This model's context is {model.max_context} tokens, of which at least one is for "
+            f"the answer, and the prompt has {prompt_tokens}.",
+            param=prompt_field,
+            code="context_length_exceeded",
+        )
+    return room if max_tokens is None else max(1, min(max_tokens, room))
+
+
+def _text(
+    task: Task, prompt: Prompt, params: SamplingParams, model: ServedModel, *, shows_generated: bool
+) -> TextChoice:
+    echoed = None
+    if task.echo:
+        echoed = EchoedPrompt(
+            model.tokenizer,
+            prompt.token_ids,
+            prompt.text,
+            wants_logprobs=params.prompt_logprobs is not None,
+        )
+    return TextChoice(
+        model.tokenizer,
+        stops=task.generation.stop,
+        wants_logprobs=params.logprobs is not None,
+        echoed=echoed,
+        shows_generated=shows_generated,
+    )

@@ -1,0 +1,78 @@
+"""The record that travels through a request's journey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+
+from gateway.choice import Choice
+from gateway.endpoints import Task
+from gateway.http_call import HttpCall
+from gateway.prompts import Prompt
+from gateway.reload import Snapshot
+from gateway.served_model import ServedModel
+from gateway.tenants import Tenant
+from gateway.wire.usage import Usage
+
+
+@dataclass(slots=True)
+class Request:
+    """One request on its way. What a step finds out stays for the next ones and for the ledger.
+
+    `endpoint` is its label in metrics and logs, `snapshot` the configuration that judges it from
+    beginning to end; `choices` are those that have been submitted; times are monotonic seconds.
+    """
+
+    call: HttpCall
+    endpoint: str
+    snapshot: Snapshot
+    tenant: Tenant | None = None
+    task: Task | None = None
+    model: ServedModel | None = None
+    prompts: list[Prompt] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    submitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def authenticate(self) -> Tenant:
+        """Whose key the call carries; raises a 401 ApiError."""
+        self.tenant = self.snapshot.key_ring.authenticate(self.call.header("authorization"))
+        return self.tenant
+
+    def note_token(self) -> None:
+        """An output with tokens has arrived."""
+        self.last_token_s = monotonic()
+        if self.first_token_s is None:
+            self.first_token_s = self.last_token_s
+
+    def usage(self) -> Usage:
+        """Tokens so far, none before the engine has the request.
+
+        A prompt's cached tokens are those of its least lucky choice: the others may have found what
+        that one computed.
+        """
+        cached: dict[int, int] = {}
+        for choice in self.choices:
+            found = cached.get(choice.prompt_index, choice.cached_tokens)
+            cached[choice.prompt_index] = min(found, choice.cached_tokens)
+        return Usage(
+            prompt_tokens=sum(len(self.prompts[index].token_ids) for index in cached),
+            cached_tokens=sum(cached.values()),
+            completion_tokens=sum(choice.text.generated for choice in self.choices),
+        )
+
+    def ttft_s(self) -> float | None:
+        """From the request to its first token."""
+        if self.first_token_s is None:
+            return None
+        return self.first_token_s - self.call.started_s
+
+    def tpot_s(self) -> float | None:
+        """Between two tokens of one choice, on average; choices run side by side."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return None
+        gaps = sum(choice.text.generated for choice in self.choices) - len(self.choices)
+        if gaps < 1:
+            return None
+        return (self.last_token_s - self.first_token_s) * len(self.choices) / gaps

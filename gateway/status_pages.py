@@ -1,0 +1,99 @@
+"""Health, metrics, version: what operators and their tools ask."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from gateway.errors import ApiError, unauthorized
+from gateway.http_call import HttpCall
+from gateway.lifecycle import Lifecycle
+from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.reload import RuntimeConfig
+from gateway.served_model import ServedModel
+from gateway.version import __version__
+
+_HUNG_AFTER_S = 60.0
+"""No step takes that long; an engine with work that has not finished one since is stuck."""
+
+
+class StatusPages:
+    """None of these needs a tenant's key."""
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        models: Mapping[str, ServedModel],
+        metrics: Metrics,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._metrics = metrics
+        self._lifecycle = lifecycle
+
+    async def live(self, call: HttpCall) -> None:
+        """200 as long as the event loop turns, whatever the load."""
+        await call.answer_json({"status": "live"})
+
+    async def ready(self, call: HttpCall) -> None:
+        """200 if a request sent now would be taken, else 503 with the reason."""
+        reason = self._unready_reason()
+        if reason is None:
+            await call.answer_json({"status": "ready"})
+        else:
+            await call.answer_json(
+                {"status": "unready", "reason": reason},
+                status=503,
+                headers=[(b"retry-after", b"5")],
+            )
+
+    async def metrics(self, call: HttpCall) -> None:
+        """Prometheus' text format, for whom `server.metrics` says."""
+        self._require_metrics_reader(call)
+        await call.answer(200, self._metrics.render(), content_type=CONTENT_TYPE.encode())
+
+    async def version(self, call: HttpCall) -> None:
+        """Which forebay this is."""
+        await call.answer_json({"version": __version__})
+
+    def _unready_reason(self) -> str | None:
+        if self._lifecycle.draining:
+            return "draining"
+        if not self._lifecycle.ready:
+            return "loading"
+        for name, model in self._models.items():
+            stats = model.replica.stats()
+            if not stats.alive:
+                return f"the engine of {name} has stopped"
+            if stats.running and stats.last_step_age_s > _HUNG_AFTER_S:
+                return f"the engine of {name} does not finish its step"
+        return None
+
+    def _require_metrics_reader(self, call: HttpCall) -> None:
+        snapshot = self._runtime.current
+        readers = snapshot.settings.server.metrics
+        if readers == "open" or (readers == "local" and _is_local(call)):
+            return
+        if readers == "local":
+            raise ApiError(
+                403, "Metrics are for this machine only.", type="permission_error", code="forbidden"
+            )
+        scheme, _, key = (call.header("authorization") or "").partition(" ")
+        presented = hashlib.sha256(key.strip().encode()).digest()
+        expected = snapshot.admin_key_digest
+        if scheme.lower() != "bearer" or expected is None:
+            raise unauthorized("Metrics need the operator's key as 'Authorization: Bearer KEY'.")
+        if not hmac.compare_digest(presented, expected):
+            raise unauthorized("This is not the operator's key.")
+
+
+def _is_local(call: HttpCall) -> bool:
+    """From this machine and for itself: a proxy on this machine speaks for others."""
+    peer = call.peer()
+    try:
+        return peer is not None and ip_address(peer).is_loopback and not call.was_forwarded()
+    except ValueError:
+        return False

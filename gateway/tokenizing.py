@@ -1,0 +1,82 @@
+"""POST /tokenize and /detokenize: the model's own view of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.errors import bad_request
+from gateway.http_body import read_body
+from gateway.http_call import HttpCall
+from gateway.ledger import settled
+from gateway.metrics import Metrics
+from gateway.prompts import encode_conversation, encode_text, require_known_tokens
+from gateway.reload import RuntimeConfig
+from gateway.request import Request
+from gateway.served_model import ServedModel, find_model
+from gateway.wire.fields import Fields, as_integer
+from gateway.wire.json_body import parse_object
+from gateway.wire.messages import read_messages
+
+
+class Tokenizing:
+    """Answers both; no engine is involved and no limit is charged."""
+
+    def __init__(
+        self, runtime: RuntimeConfig, models: Mapping[str, ServedModel], metrics: Metrics
+    ) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._metrics = metrics
+
+    async def tokenize(self, call: HttpCall) -> None:
+        """`prompt` as completions would read it, or `messages` as chat would."""
+        request = Request(call, "tokenize", self._runtime.current)
+        with settled(request, self._metrics):
+            fields, model = await self._read(request)
+            ids = await _encode(fields, model)
+            await call.answer_json(
+                {"count": len(ids), "max_model_len": model.max_context, "tokens": ids}
+            )
+
+    async def detokenize(self, call: HttpCall) -> None:
+        """`tokens` back to text, control tokens included."""
+        request = Request(call, "detokenize", self._runtime.current)
+        with settled(request, self._metrics):
+            fields, model = await self._read(request)
+            text = model.tokenizer.decode(_read_tokens(fields, model), skip_special=False)
+            await call.answer_json({"prompt": text})
+
+    async def _read(self, request: Request) -> tuple[Fields, ServedModel]:
+        tenant = request.authenticate()
+        body = await read_body(request.call, request.snapshot.settings.server.body_limit)
+        fields = Fields(parse_object(body))
+        model = find_model(self._models, fields.required_string("model"), tenant)
+        request.model = model
+        return fields, model
+
+
+async def _encode(fields: Fields, model: ServedModel) -> list[int]:
+    prompt = fields.string("prompt")
+    if (prompt is None) == (fields.value("messages") is None):
+        raise bad_request("Send either prompt or messages.", param="prompt")
+    if prompt is not None:
+        return await encode_text(prompt, model)
+    opens_answer = fields.boolean("add_generation_prompt") is not False
+    encoded = await encode_conversation(
+        read_messages(fields), model, add_generation_prompt=opens_answer
+    )
+    return encoded.token_ids
+
+
+def _read_tokens(fields: Fields, model: ServedModel) -> list[int]:
+    values = fields.array("tokens")
+    if values is None:
+        raise fields.wrong("tokens", "is required and must be an array of token ids.")
+    ids: list[int] = []
+    for value in values:
+        token = as_integer(value)
+        if token is None or token < 0:
+            raise fields.wrong("tokens", "must hold only token ids.")
+        ids.append(token)
+    require_known_tokens(ids, model, "tokens")
+    return ids

@@ -1,0 +1,5 @@
+"""Makes `python -m loadtest` the command."""
+
+from loadtest.cli import main
+
+main()

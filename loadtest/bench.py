@@ -1,0 +1,60 @@
+"""The parts of `make bench`, run against a forebay that is started for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from loadtest.campaign import Contender, Report, Tell, run_campaign, warm_up
+from loadtest.client import Target
+from loadtest.forebay_server import MODEL, running_forebay
+from loadtest.gateway_cost import GatewayCost, measure_gateway
+from loadtest.workloads import Workload
+
+PARTS = ("engine", "gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What to measure: the workloads of the engine part (none: leave it out), and whether the
+    gateway's own cost."""
+
+    workloads: tuple[Workload, ...]
+    gateway: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What the parts found: `reports` of the engine part (empty if it was not asked for), the
+    gateway part's figures (None likewise), and how long forebay took to be ready."""
+
+    start_s: float
+    reports: tuple[Report, ...]
+    gateway: GatewayCost | None
+
+
+async def run_bench(
+    plan: BenchPlan,
+    *,
+    peer: Contender | None,
+    repeats: int,
+    seed: int,
+    tell: Tell,
+) -> BenchReport:
+    """Start forebay, measure it as planned (the workloads in turn with `peer` if there is one),
+    and stop it. Raises CampaignError if a server cannot be measured."""
+    reports: list[Report] = []
+    cost: GatewayCost | None = None
+    tell("starting forebay")
+    async with running_forebay() as server:
+        target = Target("forebay", server.endpoint, MODEL)
+        # The short part first: should it fail, no long measurement is lost.
+        if plan.gateway:
+            tell("forebay: the gateway's own time")
+            await warm_up(target, seed)
+            cost = await measure_gateway(target, seed)
+        if plan.workloads:
+            contenders = [Contender(target, server.pid), *([peer] if peer else [])]
+            reports = await run_campaign(
+                contenders, plan.workloads, repeats=repeats, seed=seed, tell=tell
+            )
+        return BenchReport(server.start_s, tuple(reports), cost)

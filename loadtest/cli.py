@@ -1,0 +1,200 @@
+"""`python -m loadtest`: measure a running server, or start forebay and measure that.
+
+Exit codes: 0 every request was answered whole, 1 some were not or a server could not be measured,
+2 wrong use.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+import uvloop
+
+from loadtest.bench import PARTS, BenchPlan, run_bench
+from loadtest.campaign import CampaignError, Contender, Report, run_campaign
+from loadtest.client import Target
+from loadtest.connection import Endpoint
+from loadtest.forebay_server import MODEL
+from loadtest.gateway_cost import GatewayCost
+from loadtest.machine import describe_machine
+from loadtest.report import as_json, figures, gateway_note, gateway_table, notes
+from loadtest.workloads import DEFAULT_VOCABULARY, STANDARD, Vocabulary, Workload
+
+_T = TypeVar("_T")
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Load tests for forebay and any OpenAI-compatible server.",
+)
+
+_Workloads = Annotated[str, typer.Option(help="Names, separated by commas.")]
+_Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each workload.")]
+_Seed = Annotated[
+    int | None,
+    typer.Option(min=0, help="Of the prompts. A server's cache knows those of an earlier run."),
+]
+_Json = Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")]
+_Markdown = Annotated[bool, typer.Option("--markdown", help="Print tables as Markdown.")]
+_Against = Annotated[str | None, typer.Option(help="A second server's URL, measured in turn.")]
+_AgainstModel = Annotated[str | None, typer.Option(help="Its model; the same name if left out.")]
+_AgainstName = Annotated[str, typer.Option(help="What the tables call it.")]
+_AgainstKey = Annotated[str | None, typer.Option(envvar="LOADTEST_AGAINST_KEY", help="Its key.")]
+_AgainstPid = Annotated[int | None, typer.Option(help="Its process here, to read its memory.")]
+
+
+@app.command()
+def run(
+    url: Annotated[str, typer.Option(help="Such as http://127.0.0.1:8000/v1.")],
+    model: Annotated[str, typer.Option(help="The model to ask for.")],
+    key: Annotated[str | None, typer.Option(envvar="FOREBAY_API_KEY", help="API key.")] = None,
+    name: Annotated[str, typer.Option(help="What the tables call the server.")] = "server",
+    pid: Annotated[int | None, typer.Option(help="Its process here, to read its memory.")] = None,
+    workloads: _Workloads = "W1,W2,W3,W4",
+    repeats: _Repeats = 3,
+    seed: _Seed = None,
+    vocabulary: Annotated[
+        int, typer.Option(min=1024, help="Prompts use token ids from 256 to below this.")
+    ] = DEFAULT_VOCABULARY.end,
+    json_path: _Json = None,
+    markdown: _Markdown = False,
+    against: _Against = None,
+    against_model: _AgainstModel = None,
+    against_name: _AgainstName = "peer",
+    against_key: _AgainstKey = None,
+    against_pid: _AgainstPid = None,
+) -> None:
+    """Measure a running server; with --against two servers in turn, and their ratios."""
+    chosen = _chosen(workloads)
+    tokens = Vocabulary(end=vocabulary)
+    contenders = [Contender(Target(name, _endpoint(url, key), model, tokens), pid)]
+    if against is not None:
+        peer = Target(against_name, _endpoint(against, against_key), against_model or model, tokens)
+        contenders.append(Contender(peer, against_pid))
+    reports = _finished(
+        run_campaign(contenders, chosen, repeats=repeats, seed=_seeded(seed), tell=_tell)
+    )
+    _show(reports, chosen, markdown=markdown, json_path=json_path)
+
+
+@app.command()
+def bench(
+    parts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PART]...", help="engine, gateway, or workloads of the engine."),
+    ] = None,
+    repeats: _Repeats = 3,
+    seed: _Seed = None,
+    json_path: _Json = None,
+    markdown: _Markdown = False,
+    against: _Against = None,
+    against_model: _AgainstModel = None,
+    against_name: _AgainstName = "peer",
+    against_key: _AgainstKey = None,
+    against_pid: _AgainstPid = None,
+) -> None:
+    """Start forebay with the bundled model, measure the parts named (all if none), stop it."""
+    plan = _planned(parts or PARTS)
+    peer = None
+    if against is not None:
+        target = Target(against_name, _endpoint(against, against_key), against_model or MODEL)
+        peer = Contender(target, against_pid)
+    found = _finished(run_bench(plan, peer=peer, repeats=repeats, seed=_seeded(seed), tell=_tell))
+    typer.echo(f"forebay was ready after {found.start_s:.1f} s")
+    _show(
+        found.reports,
+        plan.workloads,
+        gateway=found.gateway,
+        markdown=markdown,
+        json_path=json_path,
+    )
+
+
+def main() -> None:
+    """The command."""
+    app(prog_name="python -m loadtest")
+
+
+def _show(
+    reports: Sequence[Report],
+    workloads: Sequence[Workload],
+    *,
+    gateway: GatewayCost | None = None,
+    markdown: bool,
+    json_path: Path | None,
+) -> None:
+    """Print what was found, write it where it was asked for, and exit with 1 on failed requests."""
+    machine = describe_machine()
+    tables = [figures(reports, workloads)] if reports else []
+    tables += [gateway_table(gateway)] if gateway is not None else []
+    typer.echo("\n".join(machine))
+    for table in tables:
+        typer.echo(f"\n{table.markdown() if markdown else table.text()}")
+    lines = [gateway_note(gateway)] if gateway is not None else []
+    typer.echo("")
+    for line in [*lines, *notes(reports)]:
+        typer.echo(line)
+    if json_path is not None:
+        try:
+            json_path.write_bytes(as_json(reports, workloads, machine, gateway))
+        except OSError as error:
+            _stop(f"{json_path}: cannot be written ({error.strerror})")
+    if any(report.failures for report in reports):
+        raise typer.Exit(1)
+
+
+def _finished(work: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return uvloop.run(work)
+    except CampaignError as error:
+        _stop(str(error))
+
+
+def _planned(names: Sequence[str]) -> BenchPlan:
+    """All workloads for "engine", else those that are named."""
+    known = (*PARTS, *STANDARD)
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{name}: no such part; there are {', '.join(known)}")
+    chosen = STANDARD if "engine" in names else [name for name in STANDARD if name in names]
+    return BenchPlan(tuple(STANDARD[name] for name in chosen), gateway="gateway" in names)
+
+
+def _chosen(names: str) -> list[Workload]:
+    chosen = []
+    for name in names.split(","):
+        workload = STANDARD.get(name.strip().upper())
+        if workload is None:
+            raise typer.BadParameter(f"{name}: no such workload; there are {', '.join(STANDARD)}")
+        chosen.append(workload)
+    return chosen
+
+
+def _endpoint(url: str, key: str | None) -> Endpoint:
+    try:
+        return Endpoint.parse(url, key)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _seeded(seed: int | None) -> int:
+    """A seed that no earlier run had, if none is given: else a warm cache would pass for a cold
+    one."""
+    if seed is None:
+        seed = secrets.randbelow(1 << 32)
+        _tell(f"seed {seed}")
+    return seed
+
+
+def _tell(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _stop(line: str) -> NoReturn:
+    typer.echo(f"loadtest: {line}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,132 @@
+"""A forebay of our own: started for a measurement, stopped after it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtest.campaign import CampaignError
+from loadtest.connection import Endpoint, ExchangeError, fetch
+
+MODEL = "smollm2-135m-instruct"
+_KEY_VARIABLE = "FOREBAY_LOADTEST_KEY"
+_READY_S = 180.0
+_POLL_S = 0.2
+_STOP_S = 45.0
+_LOG_TAIL_LINES = 15
+
+_CONFIG = f"""\
+models:
+  - name: {MODEL}
+    path: bundled
+tenants:
+  - id: loadtest
+    keys: [{{env: {_KEY_VARIABLE}}}]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A ready server; `endpoint` has its key. It goes when the scope that made it ends."""
+
+    endpoint: Endpoint
+    pid: int
+    start_s: float
+
+
+@asynccontextmanager
+async def running_forebay() -> AsyncIterator[RunningServer]:
+    """`forebay serve` on a free port with the bundled model, a key and a state directory of its
+    own; stopped by SIGTERM at the end of the scope.
+
+    Settings can still be overridden by FOREBAY_* variables, as everywhere. Raises CampaignError
+    with the end of its log if it does not become ready.
+    """
+    started_s = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-loadtest-") as scratch,
+        _started(Path(scratch)) as server,
+    ):
+        await _until_ready(server)
+        yield RunningServer(server.endpoint, server.process.pid, time.monotonic() - started_s)
+
+
+class _Server(NamedTuple):
+    process: subprocess.Popen[bytes]
+    endpoint: Endpoint
+    log: Path
+
+
+@contextmanager
+def _started(scratch: Path) -> Iterator[_Server]:
+    """The process, with all its files in `scratch`; ended with the scope."""
+    key, port = secrets.token_urlsafe(32), _free_port()
+    config, log = scratch / "forebay.yaml", scratch / "forebay.log"
+    config.write_text(_CONFIG)
+    environment = {_KEY_VARIABLE: key, "FOREBAY_STATE_DIR": str(scratch / "state")}
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C in the terminal is for the measurement, which then stops it.
+        process = subprocess.Popen(
+            [_forebay_command(), "serve", "--config", str(config), "--port", str(port)],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield _Server(process, Endpoint("127.0.0.1", port, "/v1", key=key), log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def _until_ready(server: _Server) -> None:
+    deadline_s = time.monotonic() + _READY_S
+    while time.monotonic() < deadline_s:
+        if (code := server.process.poll()) is not None:
+            raise CampaignError(f"forebay serve ended with code {code}{_tail(server.log)}")
+        # Until it listens, there is nobody to answer.
+        with suppress(ExchangeError):
+            if (await fetch(server.endpoint, "GET", "/health/ready")).status == 200:
+                return
+        await asyncio.sleep(_POLL_S)
+    raise CampaignError(f"forebay serve was not ready within {_READY_S:g} s{_tail(server.log)}")
+
+
+def _forebay_command() -> str:
+    """The command installed beside this Python, else the one on the path."""
+    beside = Path(sys.executable).with_name("forebay")
+    found = str(beside) if beside.exists() else shutil.which("forebay")
+    if found is None:
+        raise CampaignError(f"forebay: no such command beside {sys.executable} or on the path")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _tail(log_path: Path) -> str:
+    lines = log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+    return "".join(f"\n  {line}" for line in lines)

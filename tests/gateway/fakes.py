@@ -1,0 +1,213 @@
+"""A model without a model: bytes as tokens, scripted answers, a replica that keeps count."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cache.hashing import chain
+from engine.report import EngineStats
+from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from gateway.replica import ReplicaUnavailable, TokenStream
+
+BOS, EOS = 256, 257
+VOCAB = 258
+
+
+class ByteTokenizer:
+    """Token ids are bytes; two control tokens beside them."""
+
+    vocab_size = VOCAB
+    identity = hashlib.sha256(b"byte tokenizer").hexdigest()
+    bos_token_id = BOS
+    eos_token_ids = frozenset({EOS})
+    strips_leading_space = False
+
+    def encode(self, text: str, *, control_tokens: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids, *, skip_special: bool = False) -> str:
+        return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+    def token_text(self, token_id: int) -> str:
+        if token_id < 256:
+            return bytes([token_id]).decode(errors="replace")
+        return {BOS: "<|start|>", EOS: "<|end|>"}[token_id]
+
+    def is_control(self, token_id: int) -> bool:
+        return token_id >= 256
+
+
+class RoleTemplate:
+    """`<|start|>role:content<|end|>` per turn, then the opening of an answer."""
+
+    def __init__(self, *, shows_tool_calls: bool = True) -> None:
+        self._shows_tool_calls = shows_tool_calls
+
+    def encode(self, messages, *, add_generation_prompt=True, tools=None, now=None) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            text = f"{message['role']}:{message['content']}"
+            if self._shows_tool_calls and "tool_calls" in message:
+                text += str(message["tool_calls"])
+            ids += [BOS, *text.encode(), EOS]
+        if add_generation_prompt:
+            ids += [BOS, *b"assistant:"]
+        return ids
+
+
+@dataclass
+class ScriptedReplica:
+    """Answers every request with `answer` (one byte a token) and an end-of-sequence token.
+
+    `step_s` is between two tokens and `prefill_s` before the first. A `gate` holds the first token
+    until it is set. `burst` tokens come in one output. `dies_after` tokens the engine is lost;
+    `fails_after` tokens the request alone fails. Prompt blocks of 16 tokens are cached per root.
+    """
+
+    answer: bytes = b"Hello, world"
+    name: str = "fake/0"
+    step_s: float = 0.0
+    prefill_s: float = 0.0
+    burst: int = 1
+    gate: asyncio.Event | None = None
+    dies_after: int | None = None
+    fails_after: int | None = None
+    full: bool = False
+    alive: bool = True
+    last_step_age_s: float = 0.0
+    answers: dict[int, bytes] = field(default_factory=dict)
+    requests: list[EngineRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    open: int = 0
+    generated: int = 0
+    seen: set[bytes] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
+        if self.full:
+            raise ReplicaUnavailable("Every place in the engine's queue is taken.")
+        self.requests.append(request)
+        self.open += 1
+        run = _Run(self, request)
+        try:
+            yield run.outputs()
+        finally:
+            self.open -= 1
+            if not run.finished:
+                self.aborted.append(request.request_id)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            waiting=0,
+            running=self.open,
+            pages_free=1,
+            pages_cached=0,
+            pages_held=0,
+            pages_total=1,
+            preemptions=0,
+            steps=0,
+            alive=self.alive,
+            last_step_age_s=self.last_step_age_s,
+        )
+
+    async def drain(self, timeout_s: float) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def look_up(self, request: EngineRequest) -> int:
+        """Cached tokens of a prompt, whose blocks are cached from now on."""
+        prompt, root = request.prompt_token_ids, request.chain_root
+        if root is None:
+            return 0
+        hits = 0
+        links = list(chain(root, np.asarray(prompt, dtype="<u4").tobytes()))
+        if request.read_cache:
+            for i, link in enumerate(links):
+                if link not in self.seen or 16 * (i + 1) >= len(prompt):
+                    break
+                hits = 16 * (i + 1)
+        self.seen.update(links)
+        return hits
+
+
+class _Run:
+    def __init__(self, replica: ScriptedReplica, request: EngineRequest) -> None:
+        self._replica = replica
+        self._request = request
+        self.finished = False
+
+    async def outputs(self) -> AsyncIterator[EngineOutput]:
+        replica, request = self._replica, self._request
+        params = request.params
+        if replica.gate is not None:
+            await replica.gate.wait()
+        await asyncio.sleep(replica.prefill_s)
+        cached = replica.look_up(request)
+        text = replica.answers.get(params.choice_index, replica.answer)
+        tokens = [*text, EOS]
+        sent = 0
+        while True:
+            if replica.dies_after is not None and sent >= replica.dies_after:
+                self.finished = True
+                raise ReplicaUnavailable("The engine stopped before the answer was complete.")
+            if replica.fails_after is not None and sent >= replica.fails_after:
+                self.finished = True
+                yield EngineOutput(
+                    request.request_id, (), (), cached, FinishReason.ERROR, error="secret reason"
+                )
+                return
+            burst = tokens[sent : min(sent + replica.burst, params.max_tokens)]
+            ends = [i for i, t in enumerate(burst) if t in params.stop_token_ids]
+            burst = burst[: ends[0] + 1] if ends else burst
+            first = sent == 0
+            sent += len(burst)
+            replica.generated += len(burst)
+            stopped = burst[-1] in params.stop_token_ids or (
+                burst[-1] == EOS and not params.ignore_eos
+            )
+            reason = None
+            if stopped:
+                reason = FinishReason.STOP
+            elif sent >= params.max_tokens:
+                reason = FinishReason.LENGTH
+            self.finished = reason is not None
+            yield EngineOutput(
+                request_id=request.request_id,
+                token_ids=tuple(burst),
+                logprobs=tuple(logprobs_of(t, params.logprobs) for t in burst)
+                if params.logprobs is not None
+                else (),
+                cached_tokens=cached,
+                finish_reason=reason,
+                stopped_by_token=stopped,
+                prompt_logprobs=tuple(
+                    logprobs_of(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]
+                )
+                if params.prompt_logprobs is not None and first
+                else None,
+            )
+            if reason is not None:
+                return
+            if sent >= len(tokens):
+                tokens += [*text, EOS]
+            await asyncio.sleep(replica.step_s)
+
+
+def logprobs_of(token: int, alternatives: int) -> TokenLogprobs:
+    """Made-up numbers that a test can recognise: the token first, then its successors."""
+    top = tuple(((token + i) % VOCAB, -0.5 - i) for i in range(alternatives))
+    return TokenLogprobs(token, -0.5, top)

@@ -1,0 +1,145 @@
+"""Reloading: all or nothing, the last good configuration kept, and a record of what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import ApiError
+from gateway.metrics import Metrics
+from gateway.reload import ConfigSource, Reloader, RuntimeConfig, refuse_restart_changes
+from gateway.settings_errors import ConfigError
+from gateway.tenants import hash_key
+
+
+def text(*, key: str = "key-1", tenant: str = "acme", server: str = "", model: str = "") -> str:
+    return (
+        f"server: {{drain_s: 1, {server}}}\n"
+        f"models: [{{name: m, path: bundled, {model}}}]\n"
+        f'tenants: [{{id: {tenant}, keys: [{{hash: "{hash_key(key)}"}}]}}]\n'
+    )
+
+
+class Running:
+    """A configuration in use, and its file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_text(text())
+        self.source = ConfigSource(path, {}, {})
+        self.config = RuntimeConfig(self.source.load())
+        self.metrics = Metrics(models=["m"], tenants=["acme"])
+        self.reloader = Reloader(self.source, self.config, self.metrics)
+
+    def knows(self, key: str) -> bool:
+        try:
+            self.config.current.key_ring.authenticate(f"Bearer {key}")
+        except ApiError:
+            return False
+        return True
+
+    def reloads(self, result: str) -> float:
+        name = f'forebay_config_reloads_total{{result="{result}"}}'
+        [line] = [line for line in self.metrics.render().decode().splitlines() if name in line]
+        return float(line.split()[-1])
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Running:
+    return Running(tmp_path / "forebay.yaml")
+
+
+async def test_a_good_file_is_put_to_use(running: Running) -> None:
+    before = running.config.current
+    running.path.write_text(text(key="key-2", tenant="beta", server="metrics: open"))
+    assert await running.reloader.reload()
+    assert running.knows("key-2")
+    assert not running.knows("key-1")
+    assert running.config.current.settings.server.metrics == "open"
+    assert before.settings.server.metrics == "local"  # whoever holds it is judged by it
+    assert (running.reloads("success"), running.reloads("failure")) == (1, 0)
+    with running.metrics.in_flight("beta"):
+        assert 'forebay_in_flight{tenant="beta"} 1.0' in running.metrics.render().decode()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "server: {",
+        text(key="key-2", server="prot: 1"),
+        text(key="key-2", server="port: 9"),  # needs a restart
+        text(key="key-2", model="dtype: float32"),
+        text(key="key-2").replace("hash:", "env: UNSET_VARIABLE #"),
+        "",
+    ],
+)
+async def test_a_bad_file_changes_nothing(running: Running, broken: str) -> None:
+    before = running.config.current
+    running.path.write_text(broken)
+    assert not await running.reloader.reload()
+    assert running.config.current is before
+    assert running.knows("key-1")
+    assert (running.reloads("success"), running.reloads("failure")) == (0, 1)
+
+
+async def test_a_file_that_is_gone_changes_nothing(running: Running) -> None:
+    running.path.unlink()
+    assert not await running.reloader.reload()
+    assert running.knows("key-1")
+
+
+def test_what_needs_a_restart_is_named(running: Running, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(
+        text(
+            server="host: 0.0.0.0, secret_env: X, body_limit: 1MiB",
+            model="max_context: 64, cache: {device: 1MiB}",
+        )
+    )
+    old = running.config.current.settings
+    new = ConfigSource(other, {}, {}).load().settings
+    with pytest.raises(ConfigError) as caught:
+        refuse_restart_changes(old, new)
+    assert caught.value.messages == tuple(
+        f"{key}: needs a restart to change"
+        for key in (
+            "server.host",
+            "server.secret_env",
+            "models[0].max_context",
+            "models[0].cache.device",
+        )
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what changes is a file, which sets no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_change_is_noticed_also_when_the_file_is_replaced(running: Running) -> None:
+    watching = asyncio.create_task(running.reloader.watch(interval_s=0.01))
+    try:
+        running.path.write_text(text(key="key-two"))
+        await until(lambda: running.knows("key-two"))
+
+        replacement = running.path.with_suffix(".new")
+        replacement.write_text(text(key="key-333"))
+        os.replace(replacement, running.path)
+        await until(lambda: running.knows("key-333"))
+
+        running.path.unlink()
+        await asyncio.sleep(0.05)
+        assert running.knows("key-333")
+        running.path.write_text("server: {")
+        await until(lambda: running.reloads("failure") == 1)
+        await asyncio.sleep(0.05)
+        assert running.reloads("failure") == 1  # said once, not at every look
+        running.path.write_text(text(key="key-4444"))
+        await until(lambda: running.knows("key-4444"))
+    finally:
+        watching.cancel()
