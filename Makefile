@@ -33,7 +33,7 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed
 	@exec $(BIN)/python -m loadtest bench $(BENCH)
 
 clean:
@@ -52,10 +52,6 @@ $(VENV)/.installed-test: $(VENV)/.installed
 # Types are checked with the tests' packages there, since the tests import them.
 $(VENV)/.installed-dev: $(VENV)/.installed-test
 	@$(PIP) --editable '.[test,dev]'
-	@touch $@
-
-$(VENV)/.installed-bench: $(VENV)/.installed
-	@$(PIP) --editable '.[bench]'
 	@touch $@
 
 # Debian's python3 comes without the venv module's own pip; the one that is there serves as well.

@@ -146,9 +146,7 @@ class ChatTemplate:
 
     @cached_property
     def _spelled(self) -> re.Pattern[str]:
-        """Any control token's string."""
-        strings = sorted(self._tokenizer.control_token_strings, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, strings)) or "(?!)")
+        return re.compile(self._tokenizer.control_pattern)
 
     @cached_property
     def _longest(self) -> int:

@@ -11,15 +11,17 @@ Bytes are the truth about a token: text is always the UTF-8 reading of joined to
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import orjson
 import tokenizers
 
+from engine.alternatives import any_of
 from engine.errors import ModelLoadError
 
 _SPACE_MARK = "\u2581"  # SentencePiece writes a space as this character
@@ -50,8 +52,9 @@ class Tokenizer:
         a definition that is not byte-pair encoding over bytes, or whose vocabulary exceeds `rows`.
         """
         self._definition = _normalised(definition, path, rows)
-        self._matching = _build(self._definition, path)
-        self._plain = _build(_without_control_tokens(self._definition), path)
+        canonical = orjson.dumps(self._definition, option=orjson.OPT_SORT_KEYS)
+        self._matching = _build(canonical, path)
+        self._plain = _build(orjson.dumps(_without_control_tokens(self._definition)), path)
         self.named_tokens = dict(named_tokens)
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
@@ -66,10 +69,15 @@ class Tokenizer:
         }
         self.vocab_size = 1 + max(self._matching.get_vocab(with_added_tokens=True).values())
         self._bytes: dict[int, bytes] = {}
-        canonical = json.dumps(
-            {"definition": self._definition, "prefix": self._prompt_prefix}, sort_keys=True
-        )
-        self.identity = hashlib.sha256(canonical.encode()).hexdigest()
+        prefix = orjson.dumps(self._prompt_prefix)
+        self.identity = hashlib.sha256(prefix + b"\n" + canonical).hexdigest()
+        self._most_bytes = self._most_text_bytes_of_one_token()
+        self._unspellable = self._bytes_without_token()
+
+    @cached_property
+    def control_pattern(self) -> str:
+        """A regular expression for the string of any control token, the longest at each place."""
+        return any_of(self._control_tokens)
 
     @property
     def control_token_strings(self) -> frozenset[str]:
@@ -102,7 +110,7 @@ class Tokenizer:
         """
         ids: list[int] = []
         at, strip_left = 0, False
-        for match in re.finditer(f"(?:{self._control_pattern})(?!{re.escape(mark)})", text):
+        for match in re.finditer(f"(?:{self.control_pattern})(?!{re.escape(mark)})", text):
             token = self._control_tokens[match[0]]
             segment = text[at : match.start()]
             segment = segment.rstrip() if token["lstrip"] else segment
@@ -110,6 +118,16 @@ class Tokenizer:
             ids.append(token["id"])
             at, strip_left = match.end(), token["rstrip"]
         return ids + self._encode_segment(text[at:], mark, at == 0, strip_left)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on `len(encode(text))` at the cost of measuring the text.
+
+        Text is as many tokens at least as its bytes need if every token is the longest there is:
+        enough to refuse what is far too long before spending seconds on it. 0 where a normalizer
+        makes even that uncertain.
+        """
+        encoded = text.encode().translate(None, self._unspellable)
+        return -(-len(encoded) // self._most_bytes) if self._most_bytes else 0
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids` taken as a whole text.
@@ -171,19 +189,31 @@ class Tokenizer:
         return _encode(self._plain if first else self._plain_continued, text)
 
     @cached_property
-    def _control_pattern(self) -> str:
-        """Longest first, as the tokenizer itself matches; matches nothing if there are none."""
-        strings = sorted(self._control_tokens, key=len, reverse=True)
-        return "|".join(map(re.escape, strings)) or r"(?!)"
-
-    @cached_property
     def _plain_continued(self) -> tokenizers.Tokenizer:
         """The plain tokenizer for text that does not open the prompt: no space is put before it
         where the definition wants one only at the very start."""
-        if '"first"' not in json.dumps(self._definition["pre_tokenizer"]):
+        if b'"first"' not in orjson.dumps(self._definition["pre_tokenizer"]):
             return self._plain
         plain = _without_control_tokens(self._definition)
-        return _build(plain | {"pre_tokenizer": _never_prepend(plain["pre_tokenizer"])}, None)
+        plain["pre_tokenizer"] = _never_prepend(plain["pre_tokenizer"])
+        return _build(orjson.dumps(plain), None)
+
+    def _most_text_bytes_of_one_token(self) -> int:
+        """Bytes of text, before normalization, that one token can stand for; 0 for no limit."""
+        shrink = _most_shrinking(self._definition["normalizer"])
+        vocab = self._definition["model"]["vocab"]
+        if self._byte_level:
+            longest = max(map(len, vocab))  # one letter a byte
+        else:
+            longest = max(len(text.replace(_SPACE_MARK, " ").encode()) for text in vocab)
+        return shrink * max(longest, *map(len, self._added.values()), 1)
+
+    def _bytes_without_token(self) -> bytes:
+        """Bytes that a byte-level vocabulary has no token for; encoding leaves them out."""
+        if not self._byte_level:
+            return b""
+        vocab = self._definition["model"]["vocab"]
+        return bytes(byte for letter, byte in _BYTE_OF_LETTER.items() if letter not in vocab)
 
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._control_ids:
@@ -221,9 +251,9 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _build(definition: Mapping[str, Any], path: Path | None) -> tokenizers.Tokenizer:
+def _build(definition: bytes, path: Path | None) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(definition))
+        return tokenizers.Tokenizer.from_buffer(definition)
     except Exception as error:  # the library raises nothing more specific
         raise ModelLoadError(f"{path}: not a usable tokenizer: {error}") from error
 
@@ -311,6 +341,19 @@ def _adds_prefix_space(definition: Mapping[str, Any]) -> bool:
         part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never"
         for part in _components(definition["decoder"])
     )
+
+
+def _most_shrinking(normalizer: Mapping[str, Any] | None) -> int:
+    """How many times shorter in bytes a normalizer can make a text; 0 for any number of times."""
+    if normalizer is None:
+        return 1
+    if normalizer["type"] == "NFC":
+        return 3  # three Hangul letters compose into one; nothing composes further
+    if normalizer["type"] == "Prepend" or normalizer.get("pattern") == {"String": " "}:
+        return 1
+    if normalizer["type"] == "Sequence":
+        return prod(map(_most_shrinking, normalizer["normalizers"]))
+    return 0
 
 
 def _never_prepend(component: dict[str, Any]) -> dict[str, Any]:

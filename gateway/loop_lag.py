@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -19,17 +20,18 @@ def watch_loop_lag(
     rather than a task: at this rate a task's wake-up would cost more than what it measures.
     """
     loop = asyncio.get_running_loop()
-    due = loop.time() + interval_s
+    # The loop's own clock may stand still while a callback runs and tick in whole milliseconds.
+    due = time.monotonic() + interval_s
     handle: asyncio.TimerHandle
 
     def tick() -> None:
         nonlocal due, handle
-        now = loop.time()
+        now = time.monotonic()
         observe(max(0.0, now - due))
         due = now + interval_s
-        handle = loop.call_at(due, tick)
+        handle = loop.call_later(interval_s, tick)
 
-    handle = loop.call_at(due, tick)
+    handle = loop.call_later(interval_s, tick)
     try:
         yield
     finally:

@@ -162,6 +162,7 @@ class _Process:
                 http.should_exit = True
                 failure_of_http = await _outcome(listening)
                 self._lifecycle.stopped()
+                _log.info("stopped")
         return _exit_code(failure or failure_of_http, stopping=self._stop.is_set())
 
     async def _hold_fleet(self) -> None:

@@ -332,7 +332,7 @@ class KernelExecutor : public Executor {
     float* residual = buffers_[kResidual].row<float>(row);
     switch (static_cast<OpKind>(op.kind)) {
       case kAngles:
-        angle_row(ropes_[op.rope], step_->positions[row], ropes_[op.rope].angles.row<float>(row));
+        angle_row(ropes_[op.rope], step_->positions[row], ropes_[op.rope].angles.template row<float>(row));
         return;
       case kEmbed:
         embed_row<Kernel>(matrices_[op.matrix], hidden, step_->token_ids[row], op.scale, residual);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -219,7 +219,7 @@ def _read_rows(stored: Any, dimensions: int, start: int, stop: int) -> torch.Ten
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_read_text(path))
+        value = orjson.loads(_read_bytes(path))
     except ValueError as error:
         raise ModelLoadError(f"{path}: not JSON ({error})") from error
     if not isinstance(value, dict):
@@ -233,8 +233,13 @@ def _read_json_if_there(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ModelLoadError(f"{path}: {error.strerror or error}") from error
+        return _read_bytes(path).decode()
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{path}: not UTF-8") from error
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror or error}") from error

@@ -230,6 +230,24 @@ def test_display_of_single_tokens(tiny):
     assert tiny.token_bytes(tiny.vocab_size) == b""
 
 
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=60) | st.sampled_from([" " * 500, "\u1112\u1161\u11ab" * 50]))
+def test_fewest_tokens_is_a_lower_bound(bundled, text):
+    text = text.encode(errors="ignore").decode()
+    assert bundled.fewest_tokens(text) <= len(bundled.encode(text, control_tokens=False))
+    definition = byte_tokenizer_definition() | {"normalizer": {"type": "NFC"}}
+    composing = Tokenizer(definition, path=Path("x"), named_tokens={})
+    assert composing.fewest_tokens(text) <= len(composing.encode(text, control_tokens=False))
+
+
+def test_fewest_tokens_says_something_or_nothing(bundled):
+    assert bundled.fewest_tokens("x" * 1_000_000) > 2048
+    assert bundled.fewest_tokens("") == 0
+    definition = byte_tokenizer_definition() | {"normalizer": {"type": "StripAccents"}}
+    unbounded = Tokenizer(definition, path=Path("x"), named_tokens={})
+    assert unbounded.fewest_tokens("x" * 1000) == 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
