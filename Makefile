@@ -49,9 +49,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@$(PIP) --editable '.[test]'
 	@touch $@
 
-# Types are checked with the tests' packages there, since the tests import them.
-$(VENV)/.installed-dev: $(VENV)/.installed-test
-	@$(PIP) --editable '.[test,dev]'
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP) --editable '.[dev]'
 	@touch $@
 
 # Debian's python3 comes without the venv module's own pip; the one that is there serves as well.

@@ -52,8 +52,6 @@ class Engine:
         eos_token_ids: frozenset[int],
         options: EngineOptions,
         sink: Sink,
-        *,
-        sampler: Sampler | None = None,
     ) -> None:
         """`sink` is called on the engine's thread after every step that has something to say.
 
@@ -71,7 +69,7 @@ class Engine:
         self._eos = eos_token_ids
         self._options = options
         self._sink = sink
-        self._sampler = sampler or Sampler()
+        self._sampler = Sampler()
         self._scheduler = Scheduler(
             DevicePool(blocks),
             block_tokens=block_tokens,

@@ -50,7 +50,7 @@ def open_executor(
             block_bytes = native_bytes_per_block(
                 model.architecture, options.dtype, options.block_tokens
             )
-            return NativeExecutor(
+            executor = NativeExecutor(
                 program,
                 model.weights,
                 dtype=options.dtype,
@@ -60,6 +60,9 @@ def open_executor(
                 max_tokens=options.step_tokens,
                 say=say,
             )
+            # what is left to torch is the sampler: threads of its own would fight for the cores
+            torch.set_num_threads(1)
+            return executor
         except NativeUnavailable as reason:
             say(f"native CPU kernels are off ({reason}); running on torch, which is slower")
     if options.device.type == "cpu":

@@ -162,7 +162,8 @@ class _Process:
                 http.should_exit = True
                 failure_of_http = await _outcome(listening)
                 self._lifecycle.stopped()
-                _log.info("stopped")
+        if self._loaded.is_set():
+            _log.info("stopped")
         return _exit_code(failure or failure_of_http, stopping=self._stop.is_set())
 
     async def _hold_fleet(self) -> None:

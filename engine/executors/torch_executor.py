@@ -138,12 +138,11 @@ class _Step:
 
     def _rotate_and_store(self, op: RotateAndStore) -> None:
         arch, weights = self._arch, self._executor._weights
-        query, key, value = torch.split(  # type: ignore[no-untyped-call]  # torch ships it unannotated
-            self.buffers["qkv"], [arch.query_size, arch.kv_size, arch.kv_size], dim=-1
-        )
-        query = query.unflatten(-1, (arch.heads, arch.head_dim))
-        key = key.unflatten(-1, (arch.kv_heads, arch.head_dim))
-        value = value.unflatten(-1, (arch.kv_heads, arch.head_dim))
+        qkv, heads, kv_heads = self.buffers["qkv"], arch.heads, arch.kv_heads
+        by_head = qkv.view(len(qkv), heads + 2 * kv_heads, arch.head_dim)
+        query = by_head[:, :heads]
+        key = by_head[:, heads : heads + kv_heads]
+        value = by_head[:, heads + kv_heads :]
         if op.query_norm:
             query = rms_norm(query, weights[op.query_norm], arch.norm_eps)
         if op.key_norm:

@@ -9,7 +9,7 @@ import torch
 
 from engine.architecture import Architecture, Layer, Rope
 from engine.attention.reference import reference_attention
-from engine.decoder import Linear, build_program, weight_names
+from engine.decoder import build_program, weight_names
 from engine.executors.base import Executor, StepBatch
 from engine.executors.native import NativeExecutor
 from engine.executors.torch_executor import TorchExecutor
