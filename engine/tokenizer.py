@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,19 @@ import tokenizers
 
 from engine.alternatives import any_of
 from engine.errors import ModelLoadError
+from engine.tokenizer_definition import (
+    BYTE_OF_LETTER,
+    SPACE_MARK,
+    adds_prefix_space,
+    bytes_without_token,
+    is_byte_level,
+    most_text_bytes_of_a_token,
+    never_prepend,
+    normalised,
+    prepends_at_start_only,
+    without_control_tokens,
+)
 
-_SPACE_MARK = "\u2581"  # SentencePiece writes a space as this character
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -51,28 +61,32 @@ class Tokenizer:
         models inherit from their multimodal siblings, do not exist here. Raises ModelLoadError for
         a definition that is not byte-pair encoding over bytes, or whose vocabulary exceeds `rows`.
         """
-        self._definition = _normalised(definition, path, rows)
-        canonical = orjson.dumps(self._definition, option=orjson.OPT_SORT_KEYS)
+        definition = normalised(definition, path, rows)
+        canonical = orjson.dumps(definition, option=orjson.OPT_SORT_KEYS)
+        plain = without_control_tokens(definition)
         self._matching = _build(canonical, path)
-        self._plain = _build(orjson.dumps(_without_control_tokens(self._definition)), path)
+        self._plain = _build(orjson.dumps(plain), path)
+        # For text that does not open the prompt, where a space is put before the very start only.
+        self._plain_continued = self._plain
+        if prepends_at_start_only(plain):
+            continued = plain | {"pre_tokenizer": never_prepend(plain["pre_tokenizer"])}
+            self._plain_continued = _build(orjson.dumps(continued), path)
         self.named_tokens = dict(named_tokens)
         self.bos_token_id = self._id_of(named_tokens.get("bos_token"))
         self.eos_token_id = self._id_of(named_tokens.get("eos_token"))
         self._prompt_prefix = self._prefix_ids(add_bos)
-        self._byte_level = _is_byte_level(self._definition, path)
-        self._adds_prefix_space = _adds_prefix_space(self._definition)
-        control = [token for token in self._definition["added_tokens"] if token["special"]]
-        self._control_ids = frozenset(token["id"] for token in control)
-        self._control_tokens = {token["content"]: token for token in control}
-        self._added: dict[int, bytes] = {
-            token["id"]: token["content"].encode() for token in self._definition["added_tokens"]
-        }
-        self.vocab_size = 1 + max(self._matching.get_vocab(with_added_tokens=True).values())
+        self._byte_level = is_byte_level(definition, path)
+        self._adds_prefix_space = adds_prefix_space(definition)
+        added = definition["added_tokens"]
+        self._control_tokens = {token["content"]: token for token in added if token["special"]}
+        self._control_ids = frozenset(token["id"] for token in self._control_tokens.values())
+        self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}
+        self.vocab_size = 1 + max((*definition["model"]["vocab"].values(), *self._added))
         self._bytes: dict[int, bytes] = {}
         prefix = orjson.dumps(self._prompt_prefix)
         self.identity = hashlib.sha256(prefix + b"\n" + canonical).hexdigest()
-        self._most_bytes = self._most_text_bytes_of_one_token()
-        self._unspellable = self._bytes_without_token()
+        self._most_bytes = most_text_bytes_of_a_token(definition, byte_level=self._byte_level)
+        self._unspellable = bytes_without_token(definition) if self._byte_level else b""
 
     @cached_property
     def control_pattern(self) -> str:
@@ -188,33 +202,6 @@ class Tokenizer:
             return []
         return _encode(self._plain if first else self._plain_continued, text)
 
-    @cached_property
-    def _plain_continued(self) -> tokenizers.Tokenizer:
-        """The plain tokenizer for text that does not open the prompt: no space is put before it
-        where the definition wants one only at the very start."""
-        if b'"first"' not in orjson.dumps(self._definition["pre_tokenizer"]):
-            return self._plain
-        plain = _without_control_tokens(self._definition)
-        plain["pre_tokenizer"] = _never_prepend(plain["pre_tokenizer"])
-        return _build(orjson.dumps(plain), None)
-
-    def _most_text_bytes_of_one_token(self) -> int:
-        """Bytes of text, before normalization, that one token can stand for; 0 for no limit."""
-        shrink = _most_shrinking(self._definition["normalizer"])
-        vocab = self._definition["model"]["vocab"]
-        if self._byte_level:
-            longest = max(map(len, vocab))  # one letter a byte
-        else:
-            longest = max(len(text.replace(_SPACE_MARK, " ").encode()) for text in vocab)
-        return shrink * max(longest, *map(len, self._added.values()), 1)
-
-    def _bytes_without_token(self) -> bytes:
-        """Bytes that a byte-level vocabulary has no token for; encoding leaves them out."""
-        if not self._byte_level:
-            return b""
-        vocab = self._definition["model"]["vocab"]
-        return bytes(byte for letter, byte in _BYTE_OF_LETTER.items() if letter not in vocab)
-
     def _bytes_of(self, token_id: int) -> bytes:
         if token_id in self._control_ids:
             return b""
@@ -224,25 +211,14 @@ class Tokenizer:
         if text is None:
             return b""
         if self._byte_level:
-            return bytes(_BYTE_OF_LETTER[letter] for letter in text)
+            spelled = [BYTE_OF_LETTER.get(letter) for letter in text]
+            # A filler entry such as "[unused 7]" is no spelling of bytes; it stands for itself.
+            return (
+                text.encode() if None in spelled else bytes(map(BYTE_OF_LETTER.__getitem__, text))
+            )
         if match := _BYTE_TOKEN.fullmatch(text):
             return bytes.fromhex(match[1])
-        return text.replace(_SPACE_MARK, " ").encode()
-
-
-def byte_letters() -> dict[int, str]:
-    """The printable letter that stands for each byte in a byte-level vocabulary (GPT-2's table).
-
-    Printable Latin-1 bytes stand for themselves, the others for letters from U+0100 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {byte: chr(byte) for byte in printable} | {
-        byte: chr(0x100 + index) for index, byte in enumerate(others)
-    }
-
-
-_BYTE_OF_LETTER = {letter: byte for byte, letter in byte_letters().items()}
+        return text.replace(SPACE_MARK, " ").encode()
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -251,130 +227,8 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     return ids
 
 
-def _build(definition: bytes, path: Path | None) -> tokenizers.Tokenizer:
+def _build(definition: bytes, path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_buffer(definition)
     except Exception as error:  # the library raises nothing more specific
         raise ModelLoadError(f"{path}: not a usable tokenizer: {error}") from error
-
-
-def _normalised(definition: Mapping[str, Any], path: Path, rows: int | None) -> dict[str, Any]:
-    """The parts that matter for ids, in one form, without added tokens from id `rows` on.
-
-    Control tokens match only as they are written, never through the normalizer: otherwise text
-    that merely normalises to one would become one.
-    """
-    model = definition.get("model")
-    if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), Mapping):
-        raise ModelLoadError(f"{path}: tokenizer model has no vocabulary of byte pairs")
-    if model.get("type", "BPE") != "BPE":
-        raise ModelLoadError(f"{path}: tokenizer model {model['type']} is not supported (BPE is)")
-    highest = max(model["vocab"].values(), default=-1)
-    if rows is not None and highest >= rows:
-        raise ModelLoadError(f"{path}: token id {highest} has no row among {rows} embeddings")
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    try:
-        added = [
-            {"id": token["id"], "content": token["content"]}
-            | {flag: bool(token.get(flag, False)) for flag in flags}
-            for token in definition.get("added_tokens") or ()
-            if rows is None or token["id"] < rows
-        ]
-    except (KeyError, TypeError) as error:
-        raise ModelLoadError(f"{path}: added_tokens is malformed") from error
-    for token in added:
-        token["normalized"] = token["normalized"] and not token["special"]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": definition.get("normalizer"),
-        "pre_tokenizer": definition.get("pre_tokenizer"),
-        "post_processor": definition.get("post_processor"),
-        "decoder": definition.get("decoder"),
-        "model": dict(model),
-    }
-
-
-def _without_control_tokens(definition: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tokenizer for which control tokens do not exist, neither as added tokens nor as
-    something that merges could arrive at.
-
-    The remaining added tokens move into the vocabulary, so that they keep their ids.
-    """
-    model = definition["model"]
-    control = {token["content"] for token in definition["added_tokens"] if token["special"]}
-    control.discard(
-        model.get("unk_token")
-    )  # the model needs it by name, though text cannot spell it
-    ordinary = [token for token in definition["added_tokens"] if not token["special"]]
-    vocab = {text: token for text, token in model["vocab"].items() if text not in control}
-    vocab |= {token["content"]: token["id"] for token in ordinary}
-    unreachable = control | {model.get("unk_token")}
-    merges = [merge for merge in model.get("merges", ()) if _merged(merge).isdisjoint(unreachable)]
-    return dict(definition) | {
-        "added_tokens": ordinary,
-        "post_processor": None,
-        "model": model | {"vocab": vocab, "merges": merges},
-    }
-
-
-def _merged(merge: str | Sequence[str]) -> set[str]:
-    left, right = merge.split(" ") if isinstance(merge, str) else merge
-    return {left, right, left + right}
-
-
-def _is_byte_level(definition: Mapping[str, Any], path: Path) -> bool:
-    """True for byte-level vocabularies, False for SentencePiece ones with byte fallback."""
-    kinds = set(_component_types(definition["decoder"]))
-    if "ByteLevel" in kinds:
-        return True
-    if kinds & {"ByteFallback", "Metaspace"}:
-        return False
-    raise ModelLoadError(f"{path}: tokenizer decoder is neither ByteLevel nor ByteFallback")
-
-
-def _adds_prefix_space(definition: Mapping[str, Any]) -> bool:
-    """Whether encoding puts a space before a text, to be taken off when decoding."""
-    return "Strip" in _component_types(definition["decoder"]) or any(
-        part.get("type") == "Metaspace" and part.get("prepend_scheme", "always") != "never"
-        for part in _components(definition["decoder"])
-    )
-
-
-def _most_shrinking(normalizer: Mapping[str, Any] | None) -> int:
-    """How many times shorter in bytes a normalizer can make a text; 0 for any number of times."""
-    if normalizer is None:
-        return 1
-    if normalizer["type"] == "NFC":
-        return 3  # three Hangul letters compose into one; nothing composes further
-    if normalizer["type"] == "Prepend" or normalizer.get("pattern") == {"String": " "}:
-        return 1
-    if normalizer["type"] == "Sequence":
-        return prod(map(_most_shrinking, normalizer["normalizers"]))
-    return 0
-
-
-def _never_prepend(component: dict[str, Any]) -> dict[str, Any]:
-    """A pre-tokenizer with every Metaspace told to put no space before a text."""
-    if component["type"] == "Metaspace":
-        return component | {"prepend_scheme": "never"}
-    if component["type"] == "Sequence":
-        return component | {
-            "pretokenizers": [_never_prepend(part) for part in component["pretokenizers"]]
-        }
-    return component
-
-
-def _components(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """A decoder's parts, a sequence flattened."""
-    if component is None:
-        return []
-    if component.get("type") == "Sequence":
-        return [part for each in component["decoders"] for part in _components(each)]
-    return [component]
-
-
-def _component_types(component: Mapping[str, Any] | None) -> list[str]:
-    return [part["type"] for part in _components(component)]

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import ModelLoadError
+from engine.tokenizer_definition import SPACE_MARK
 from engine.weights.fields import Fields
 from engine.weights.gguf_file import GgufFile
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # tokenizer.ggml.token_type
-_SPACE_MARK = "\u2581"
 
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -145,14 +145,14 @@ def _sentencepiece_parts(
         "normalizer": None,
         "pre_tokenizer": {
             "type": "Metaspace",
-            "replacement": _SPACE_MARK,
+            "replacement": SPACE_MARK,
             "prepend_scheme": "first" if prefix_space else "never",
             "split": False,
         },
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": _SPACE_MARK}, "content": " "},
+                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 *strip,

@@ -1,4 +1,4 @@
-"""Which sequence computes how many tokens in the next step, and who gives way when pages run out."""
+"""Which sequence computes how many tokens in the next step, and who gives way."""
 
 from __future__ import annotations
 

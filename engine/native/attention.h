@@ -224,7 +224,14 @@ class AttentionUnit {
       if (layer_.window != kNone)
         begin = std::max(begin, std::max(0, lowest - layer_.window + 1) / kSuperblockTokens);
       const int end = std::min(to, highest / kSuperblockTokens + 1);
-      for (int s = begin; s < end; ++s) superblock(row, rows, lowest, highest, table, s);
+      for (int s = begin; s < end; ++s) {
+        // Pages are scattered, and the hardware does not guess where the next one is. The first
+        // tile brings them in for the others.
+        const int next = (s + 1) * kSuperblockTokens;
+        if (row == first && s + 1 < end)
+          fetch(table, next, (highest - next) / kGroupTokens + 1);
+        superblock(row, rows, lowest, highest, table, s);
+      }
     }
   }
 
@@ -258,16 +265,24 @@ class AttentionUnit {
   void locate(const int32_t* table, int first_token, int groups, const char** keys,
               const char** values) const {
     const KvLayout& layout = layer_.layout;
-    const size_t key_offset = layout.key_offset(layer_.index, kv_head_);
-    const size_t value_offset = layout.value_offset(layer_.index, kv_head_);
     for (int g = 0; g < groups; ++g) {
       const int token = first_token + g * kGroupTokens;
-      const char* block = step_.pages + static_cast<size_t>(table[token / layer_.block_tokens]) *
-                                            layout.block_bytes;
-      const size_t within = token % layer_.block_tokens / kGroupTokens * layout.group_bytes;
-      keys[g] = block + key_offset + within;
-      values[g] = block + value_offset + within;
+      const size_t block = static_cast<size_t>(table[token / layer_.block_tokens]);
+      keys[g] = step_.pages + block * layout.block_bytes +
+                layout.group(layer_.index, kv_head_, token % layer_.block_tokens);
+      values[g] = keys[g] + layout.side_bytes;
     }
+  }
+
+  // Starts loading a superblock of which `groups` groups (at most four count) will be wanted.
+  void fetch(const int32_t* table, int first_token, int groups) const {
+    const char* keys[kSuperblockGroups];
+    const char* values[kSuperblockGroups];
+    groups = std::min(groups, kSuperblockGroups);
+    locate(table, first_token, groups, keys, values);
+    for (int g = 0; g < groups; ++g)
+      for (size_t line = 0; line < 2 * layer_.layout.side_bytes; line += 64)
+        __builtin_prefetch(keys[g] + line, 0, 2);
   }
 
   // Scores of tokens that a row must not see become minus infinity.

@@ -332,7 +332,7 @@ class KernelExecutor : public Executor {
     float* residual = buffers_[kResidual].row<float>(row);
     switch (static_cast<OpKind>(op.kind)) {
       case kAngles:
-        angle_row(ropes_[op.rope], step_->positions[row], ropes_[op.rope].angles.template row<float>(row));
+        angles(ropes_[op.rope], row);
         return;
       case kEmbed:
         embed_row<Kernel>(matrices_[op.matrix], hidden, step_->token_ids[row], op.scale, residual);
@@ -356,6 +356,10 @@ class KernelExecutor : public Executor {
     }
   }
 
+  void angles(const Rope& rope, int row) {
+    angle_row(rope, step_->positions[row], rope.angles.row<float>(row));
+  }
+
   void rotate_and_store(const Op& op, int row) {
     const Rope& rope = ropes_[op.rope];
     const HeadRotation rotation{shape_.head_dim, shape_.norm_eps, rope.frequencies(),
@@ -371,15 +375,15 @@ class KernelExecutor : public Executor {
     const int position = step_->positions[row], slot = position % shape_.block_tokens;
     char* block = step_->pages + page_of(row, position) * layout_.block_bytes;
     alignas(64) Element rounded[kMaxHeadDim];
-    for (int h = 0; h < shape_.kv_heads; ++h, from += shape_.head_dim) {
-      rotation.rotate(from, vector(op.vector2), head);
+    const float* values = from + shape_.kv_heads * shape_.head_dim;
+    for (int h = 0; h < shape_.kv_heads; ++h) {
+      char* group = block + layout_.group(op.layer, h, slot);
+      rotation.rotate(from + h * shape_.head_dim, vector(op.vector2), head);
       round_head<Kernel>(head, padded, rounded);
-      store_key<Kernel>(block + layout_.key_offset(op.layer, h), layout_, slot, rounded);
-    }
-    for (int h = 0; h < shape_.kv_heads; ++h, from += shape_.head_dim) {
-      std::copy(from, from + shape_.head_dim, head);
+      store_key<Kernel>(group, layout_, slot % kGroupTokens, rounded);
+      std::copy_n(values + h * shape_.head_dim, shape_.head_dim, head);
       round_head<Kernel>(head, padded, rounded);
-      store_value<Kernel>(block + layout_.value_offset(op.layer, h), layout_, slot, rounded);
+      store_value<Kernel>(group + layout_.side_bytes, layout_, slot % kGroupTokens, rounded);
     }
   }
 

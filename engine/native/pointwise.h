@@ -7,32 +7,31 @@
 
 namespace forebay {
 
-// Where one layer's keys and values lie in a block, in bytes.
+// Where keys and values lie in a block.
 //
-// A block is [layer][key | value][kv head][group of 16 tokens][group bytes]. In a group keys are
-// [words of head_dim][16 tokens], values [words of 16 tokens][head_dim]: both are the vectors that
-// the kernels multiply with, straight from the cache.
+// A block is [layer][kv head][group of 16 tokens][keys | values]. A group's keys are [words of
+// head_dim][16 tokens], its values [words of 16 tokens][head_dim]: both are the vectors that the
+// kernels multiply with, straight from the cache. They lie side by side because attention reads
+// them together, and memory is faster the longer the pieces.
 struct KvLayout {
   int head_dim;  // padded; the padding stays zero
+  int kv_heads;
   int block_groups;
-  size_t group_bytes;
-  size_t head_bytes;
-  size_t side_bytes;  // all keys, or all values, of a layer
+  size_t side_bytes;  // a group's keys, or its values
   size_t block_bytes;
 
-  KvLayout(int padded_head_dim, int kv_heads, int layers, int block_tokens, size_t element_bytes)
+  KvLayout(int padded_head_dim, int kv_head_count, int layers, int block_tokens,
+           size_t element_bytes)
       : head_dim(padded_head_dim),
+        kv_heads(kv_head_count),
         block_groups(block_tokens / kGroupTokens),
-        group_bytes(kGroupTokens * padded_head_dim * element_bytes),
-        head_bytes(group_bytes * block_groups),
-        side_bytes(head_bytes * kv_heads),
-        block_bytes(side_bytes * 2 * layers) {}
+        side_bytes(kGroupTokens * padded_head_dim * element_bytes),
+        block_bytes(2 * side_bytes * block_groups * kv_heads * layers) {}
 
-  size_t key_offset(int layer, int kv_head) const {
-    return static_cast<size_t>(layer) * 2 * side_bytes + kv_head * head_bytes;
-  }
-  size_t value_offset(int layer, int kv_head) const {
-    return key_offset(layer, kv_head) + side_bytes;
+  // Offset in a block of the group that holds `slot`; keys first, values side_bytes after.
+  size_t group(int layer, int kv_head, int slot) const {
+    const size_t head = static_cast<size_t>(layer) * kv_heads + kv_head;
+    return (head * block_groups + slot / kGroupTokens) * 2 * side_bytes;
   }
 };
 
@@ -125,24 +124,21 @@ void round_head(const float* head, int padded, typename Kernel::Element* out) {
   for (int i = 0; i < padded; i += kLanes) Kernel::store(out + i, load(head + i));
 }
 
-// `at` is the head's keys in a block, `slot` the token's place in the block.
+// `keys` are a group's, `lane` the token's place in it.
 template <class Kernel>
-void store_key(char* at, const KvLayout& layout, int slot, const typename Kernel::Element* key) {
-  char* group = at + slot / kGroupTokens * layout.group_bytes + slot % kGroupTokens * 4;
+void store_key(char* keys, const KvLayout& layout, int lane, const typename Kernel::Element* key) {
   const int words = layout.head_dim / Kernel::kElementsPerWord;
   for (int w = 0; w < words; ++w)
-    std::memcpy(group + w * kVectorBytes, reinterpret_cast<const char*>(key) + w * 4, 4);
+    std::memcpy(keys + w * kVectorBytes + lane * 4, reinterpret_cast<const char*>(key) + w * 4, 4);
 }
 
 template <class Kernel>
-void store_value(char* at, const KvLayout& layout, int slot,
+void store_value(char* values, const KvLayout& layout, int lane,
                  const typename Kernel::Element* value) {
   constexpr int kPerWord = Kernel::kElementsPerWord;
-  auto* group = reinterpret_cast<typename Kernel::Element*>(at + slot / kGroupTokens *
-                                                                     layout.group_bytes);
-  const int token = slot % kGroupTokens;
-  group += token / kPerWord * layout.head_dim * kPerWord + token % kPerWord;
-  for (int d = 0; d < layout.head_dim; ++d) group[d * kPerWord] = value[d];
+  auto* at = reinterpret_cast<typename Kernel::Element*>(values) +
+             lane / kPerWord * layout.head_dim * kPerWord + lane % kPerWord;
+  for (int d = 0; d < layout.head_dim; ++d) at[d * kPerWord] = value[d];
 }
 
 }  // namespace forebay

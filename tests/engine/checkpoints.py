@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from engine.tokenizer import byte_letters
+from engine.tokenizer_definition import byte_letters
 
 FAMILIES = ("llama", "llama3-rope", "llama-yarn", "mistral", "qwen2", "qwen3", "gemma3")
 

@@ -157,10 +157,10 @@ def _keep_padding(filler, executor, arch):
     per_word = 4 // executor.dtype.itemsize
     multiple = 32 if per_word == 2 else 16
     padded = -(-arch.head_dim // multiple) * multiple
-    pairs = filler.view(BLOCKS, len(arch.layers), 2, arch.kv_heads, -1)
-    keys = pairs[:, :, 0].view(BLOCKS, len(arch.layers), arch.kv_heads, padded // per_word, -1)
-    keys[:, :, :, arch.head_dim // per_word :] = 0
-    values = pairs[:, :, 1].view(BLOCKS, len(arch.layers), arch.kv_heads, -1, padded, per_word)
+    groups = filler.view(BLOCKS, len(arch.layers), arch.kv_heads, -1, 2, padded * 16)
+    keys = groups[..., 0, :].unflatten(-1, (padded // per_word, -1))
+    keys[..., arch.head_dim // per_word :, :] = 0
+    values = groups[..., 1, :].unflatten(-1, (-1, padded, per_word))
     values[..., arch.head_dim :, :] = 0
     return filler
 

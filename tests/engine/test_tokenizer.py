@@ -252,6 +252,8 @@ def test_fewest_tokens_says_something_or_nothing(bundled):
     ("change", "message"),
     [
         ({"model": {"type": "WordPiece", "vocab": {}}}, "tokenizer model WordPiece"),
+        ({"model": {"type": "BPE", "vocab": {}}}, "must map strings to ids"),
+        ({"model": {"type": "BPE", "vocab": {"a": "b"}}}, "must map strings to ids"),
         ({"model": {"type": "Unigram", "vocab": []}}, "no vocabulary of byte pairs"),
         (
             {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}},
@@ -267,6 +269,13 @@ def test_unusable_definitions_are_refused_in_one_line(change, message):
         Tokenizer(byte_tokenizer_definition() | change, path=Path("t.json"), named_tokens={})
     assert str(raised.value).startswith("t.json: ")
     assert "\n" not in str(raised.value)
+
+
+def test_filler_entries_stand_for_themselves():
+    definition = byte_tokenizer_definition()
+    definition["model"]["vocab"]["[filler 7]"] = 269
+    tokenizer = Tokenizer(definition, path=Path("x"), named_tokens={})
+    assert tokenizer.token_bytes(269) == b"[filler 7]"
 
 
 def test_threads_share_one_tokenizer(bundled):
