@@ -37,7 +37,7 @@ class OpKind(IntEnum):
     ANGLES = 0
     EMBED = 1
     NORM = 2
-    SELECT_NORM = 3
+    SELECT = 3
     NORM_ADD = 4
     LINEAR = 5
     LINEAR_ADD = 6
@@ -69,7 +69,7 @@ class OpStruct(ctypes.Structure):
             (name, c_int32)
             for name in (
                 "kind", "src", "out", "matrix", "vector", "vector2", "layer", "rope", "window",
-                "activation",
+                "activation", "selected",
             )
         ),
         ("scale", c_float),

@@ -1,13 +1,14 @@
 """From the decoder's program to the ops that the kernels run: the same work in fewer passes.
 
 What is fused: a linear with the addition to the residual stream that follows it, gate and up with
-their activation, the selection of logit rows with the last norm, a block's output norm with its
-addition. What is added: one op per rotary embedding that computes the step's angles.
+their activation, a block's output norm with its addition. What is moved: the selection of logit
+rows, to where the last attention is over, because no other row is looked at afterwards. What is
+added: one op per rotary embedding that computes the step's angles.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.architecture import Activation
 from engine.decoder import (
@@ -53,19 +54,27 @@ class NativeOp:
     rope: int = 0
     window: int | None = None
     activation: Activation = "silu"
+    selected: bool = False
     scale: float = 1.0
 
 
 def lower(program: Program) -> list[NativeOp]:
     """The kernels' ops for `program`. Raises NativeUnavailable for a sequence they do not know."""
     lowered = [NativeOp(OpKind.ANGLES, rope=rope) for rope in sorted(_ropes(program))]
-    ops = program.ops
+    ops = tuple(op for op in program.ops if not isinstance(op, Select))
     done = 0
     while done < len(ops):
-        op, taken = _lower_next(ops[done : done + 3])
+        op, taken = _lower_next(ops[done : done + 2])
         lowered.append(op)
         done += taken
-    return lowered
+    return _select_early(lowered)
+
+
+def _select_early(ops: list[NativeOp]) -> list[NativeOp]:
+    """Select logit rows right after the last attention, and let what follows run on them alone."""
+    after = max(index for index, op in enumerate(ops) if op.kind == OpKind.ATTEND) + 1
+    selected = [replace(op, selected=True) for op in ops[after:]]
+    return [*ops[:after], NativeOp(OpKind.SELECT), *selected]
 
 
 def _ropes(program: Program) -> set[int]:
@@ -77,8 +86,8 @@ def _lower_next(ops: tuple[Op, ...]) -> tuple[NativeOp, int]:
     match ops:
         case (Embed(weight=weight, scale=scale), *_):
             return NativeOp(OpKind.EMBED, matrix=(weight,), scale=scale), 1
-        case (Select(), Norm(src="selected", weight=weight, out="final"), *_):
-            return NativeOp(OpKind.SELECT_NORM, out=NativeBuffer.FINAL, norm=weight), 2
+        case (Norm(src="selected", weight=weight, out="final"), *_):
+            return NativeOp(OpKind.NORM, out=NativeBuffer.FINAL, norm=weight), 1
         case (Norm(src="delta", weight=weight, out="delta"), Add(), *_):
             return NativeOp(OpKind.NORM_ADD, src=NativeBuffer.DELTA, norm=weight), 2
         case (Norm(src="residual", weight=weight, out="normed"), *_):

@@ -48,6 +48,7 @@ class WeightPacker:
             rope=op.rope,
             window=NONE if op.window is None else op.window,
             activation=ACTIVATION_NUMBERS[op.activation],
+            selected=int(op.selected),
             scale=op.scale,
         )
         self._check(self._library.forebay_add_op(self._handle, ctypes.byref(struct)) == 0)

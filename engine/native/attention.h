@@ -1,11 +1,11 @@
 // Attention of a step's queries over the pages, with online softmax.
 //
-// A row is one query head at one position. Each row walks the context in superblocks of 64 tokens at
-// absolute positions, carrying (maximum, sum, output); what a superblock does to a row depends on
-// that row, the keys and the values alone. So it does not matter which rows go through a superblock
-// together: a tile of 16 may mix the heads of a group, neighbouring positions of one prompt, and
-// sequences whose block tables begin with the same pages, whose shared part is then read once. A
-// superblock of which a row sees nothing leaves it as it was, bit by bit.
+// A row is one query head at one position. Each row walks the context in superblocks of 64 tokens
+// at absolute positions, carrying (maximum, sum, output); what a superblock does to a row depends
+// on that row, the keys and the values alone. So it does not matter which rows go through a
+// superblock together: a tile of 16 may mix the heads of a group, neighbouring positions of one
+// prompt, and sequences whose block tables begin with the same pages, whose shared part is then
+// read once. A superblock of which a row sees nothing leaves it as it was, bit by bit.
 #pragma once
 
 #include <algorithm>

@@ -173,6 +173,9 @@ class KernelExecutor : public Executor {
       case kAttend:
         attend(op, unit, worker);
         return;
+      case kSelect:
+        select();
+        return;
       default:
         break;
     }
@@ -252,6 +255,8 @@ class KernelExecutor : public Executor {
         throw std::invalid_argument("logit row " + std::to_string(step.logit_rows[r]) +
                                     " is outside the step's " + std::to_string(step.tokens) +
                                     " tokens");
+      if (r > 0 && step.logit_rows[r] <= step.logit_rows[r - 1])
+        throw std::invalid_argument("logit rows do not ascend");
     }
     if (step.query_starts[0] != 0 || step.query_starts[step.sequences] != step.tokens)
       throw std::invalid_argument("query_starts does not cover the step's tokens");
@@ -281,8 +286,7 @@ class KernelExecutor : public Executor {
   }
 
   int rows_of(const Op& op) const {
-    const bool of_logits = op.kind == kSelectNorm || op.out == kLogits;
-    return of_logits ? step_->logit_row_count : step_->tokens;
+    return op.selected ? step_->logit_row_count : step_->tokens;
   }
 
   // Rows per unit of a row-wise op: small enough to share the work, large enough to be worth it.
@@ -297,10 +301,12 @@ class KernelExecutor : public Executor {
       case kLinear:
       case kLinearAdd:
       case kGatedLinear:
-        grid = LinearGrid(rows, matrices_[op.matrix].panels, shape_.threads);
+        grid = LinearGrid(rows, matrices_[op.matrix].panels, shape_.threads, Kernel::kBlockRows);
         return grid.units;
       case kAttend:
         return static_cast<uint32_t>(plan_.items.size()) * shape_.kv_heads;
+      case kSelect:
+        return 1;
       default:
         return static_cast<uint32_t>((rows + row_grain(rows) - 1) / row_grain(rows));
     }
@@ -326,6 +332,18 @@ class KernelExecutor : public Executor {
         .run(item, plan_.members.data() + item.first_member, queries_, buffers_[kAttended]);
   }
 
+  // One unit, because rows move towards the front, over others that have moved already.
+  void select() {
+    for (int row = 0; row < step_->logit_row_count; ++row) {
+      const int from = step_->logit_rows[row];
+      if (from == row) continue;
+      for (const Buffer buffer : {kResidual, kAttended}) {
+        const Rows& rows = buffers_[buffer];
+        std::memcpy(rows.row<char>(row), rows.row<char>(from), rows.stride);
+      }
+    }
+  }
+
   void token(const Op& op, int row) {
     const int hidden = shape_.hidden;
     const float eps = shape_.norm_eps;
@@ -340,10 +358,6 @@ class KernelExecutor : public Executor {
       case kNorm:
         norm_row<Kernel>(residual, vectors_[op.vector], hidden, eps,
                          buffers_[op.out].row<Element>(row));
-        return;
-      case kSelectNorm:
-        norm_row<Kernel>(buffers_[kResidual].row<float>(step_->logit_rows[row]),
-                         vectors_[op.vector], hidden, eps, buffers_[op.out].row<Element>(row));
         return;
       case kNormAdd:
         norm_add_row(buffers_[kDelta].row<float>(row), vectors_[op.vector], hidden, eps, residual);
@@ -391,8 +405,8 @@ class KernelExecutor : public Executor {
     const int32_t* starts = step_->query_starts;
     const int s = static_cast<int>(
         std::upper_bound(starts, starts + step_->sequences + 1, row) - starts - 1);
-    const size_t entry = static_cast<size_t>(s) * step_->table_width + position / shape_.block_tokens;
-    return static_cast<size_t>(step_->block_tables[entry]);
+    const int32_t* table = step_->block_tables + static_cast<size_t>(s) * step_->table_width;
+    return static_cast<size_t>(table[position / shape_.block_tokens]);
   }
 
   KvLayout layout_;

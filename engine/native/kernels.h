@@ -14,7 +14,7 @@
 
 namespace forebay {
 
-constexpr int kTileRows = 16;        // query rows that attention takes through a superblock together
+constexpr int kTileRows = 16;        // query rows that go through a superblock together
 constexpr int kGroupTokens = 16;     // tokens side by side in one stored vector
 constexpr int kSuperblockTokens = 64;  // the grain of online softmax, at absolute positions
 constexpr int kSuperblockGroups = kSuperblockTokens / kGroupTokens;

@@ -105,11 +105,11 @@ struct LinearGrid {
   uint32_t units = 0;
 
   LinearGrid() = default;
-  LinearGrid(int rows, int panels, int threads) {
+  LinearGrid(int rows, int panels, int threads, int block_rows) {
     // Few rows: weights come from memory once, units are small enough to end together. Many rows:
     // a unit's rows stay in the second-level cache while its panels pass over them.
     constexpr int kRowsPerUnit = 256, kFewRows = 64, kUnitsPerThread = 8;
-    rows_per_unit = rows <= kFewRows ? kFewRows : kRowsPerUnit;
+    rows_per_unit = rows <= kFewRows ? kFewRows : kRowsPerUnit / block_rows * block_rows;
     panels_per_unit = panels / (threads * kUnitsPerThread) / kPassPanels * kPassPanels;
     if (panels_per_unit > 8) panels_per_unit = 8;
     if (panels_per_unit < kPassPanels) panels_per_unit = kPassPanels;
@@ -124,7 +124,8 @@ void linear_unit(Tiles& tiles, const LinearGrid& grid, uint32_t unit, const Rows
                  const Matrix& matrix, const Finish& finish) {
   alignas(64) float c[kMaxBlockRows * kBlockStride];
   const int first_row = static_cast<int>(unit / grid.panel_runs) * grid.rows_per_unit;
-  const int last_row = first_row + grid.rows_per_unit < rows ? first_row + grid.rows_per_unit : rows;
+  int last_row = first_row + grid.rows_per_unit;
+  if (last_row > rows) last_row = rows;
   const int first_panel = static_cast<int>(unit % grid.panel_runs) * grid.panels_per_unit;
   int last_panel = first_panel + grid.panels_per_unit;
   if (last_panel > matrix.panels) last_panel = matrix.panels;

@@ -9,7 +9,9 @@
 
 namespace forebay {
 
-inline size_t round_up(size_t n, size_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+inline size_t round_up(size_t n, size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 
 // One anonymous mapping: zero-filled, page-aligned, resident only where touched.
 class Mapping {

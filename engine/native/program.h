@@ -44,7 +44,7 @@ enum OpKind : int32_t {
   kAngles = 0,         // cos and sin of this step's positions under `rope`
   kEmbed = 1,          // residual = matrix[token_ids] * scale
   kNorm = 2,           // out = norm(residual) * vector
-  kSelectNorm = 3,     // out = norm(residual[logit_rows]) * vector
+  kSelect = 3,         // row i of residual and attended = their row logit_rows[i]
   kNormAdd = 4,        // residual += norm(delta) * vector
   kLinear = 5,         // out = src @ matrix (+ vector)
   kLinearAdd = 6,      // residual += src @ matrix (+ vector)
@@ -69,6 +69,7 @@ struct Op {
   int32_t rope;
   int32_t window;
   int32_t activation;
+  int32_t selected;  // 1: after kSelect, rows are logit rows and not tokens
   float scale;
 };
 

@@ -24,7 +24,8 @@ inline bool request_tiles() {
 
 class Tiles {
  public:
-  // Tiles 0-3 accumulate (0, 1: rows 0-15; 2, 3: rows 16-31), 4 and 5 hold a's rows, 6 and 7 weights.
+  // Tiles 0-3 accumulate (0, 1: rows 0-15; 2, 3: rows 16-31), 4 and 5 hold a's rows, 6 and 7
+  // weights.
   void panel_shape(int rows) {
     if (key_ == rows) return;
     key_ = rows;

@@ -214,6 +214,7 @@ def test_logits_only_where_asked():
         ({"block_tables": [[BLOCKS]]}, f"block {BLOCKS} of {BLOCKS}"),
         ({"positions": [0, 1, 3]}, "positions"),
         ({"logit_rows": [3]}, "logit row 3"),
+        ({"logit_rows": [1, 1]}, "ascend"),
         ({"query_starts": [0, 2]}, "query_starts"),
         ({"context_lengths": [20], "positions": [17, 18, 19]}, "block table is shorter"),
     ],
