@@ -6,30 +6,33 @@ from dataclasses import dataclass
 
 from loadtest.campaign import Contender, Report, Tell, run_campaign, warm_up
 from loadtest.client import Target
+from loadtest.divergence import Divergence, measure_divergence
 from loadtest.forebay_server import MODEL, running_forebay
 from loadtest.gateway_cost import GatewayCost, measure_gateway
 from loadtest.workloads import Workload
 
-PARTS = ("engine", "gateway")
+PARTS = ("engine", "gateway", "divergence")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure: the workloads of the engine part (none: leave it out), and whether the
-    gateway's own cost."""
+    """What to measure: the workloads of the engine part (none: leave it out), whether the gateway's
+    own cost, and whether how bfloat16 diverges from float32."""
 
     workloads: tuple[Workload, ...]
     gateway: bool
+    divergence: bool
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """What the parts found: `reports` of the engine part (empty if it was not asked for), the
-    gateway part's figures (None likewise), and how long forebay took to be ready."""
+    """What the parts found: `reports` of the engine part (empty if it was not asked for), the other
+    parts' figures (None likewise), and how long forebay took to be ready (None: not measured)."""
 
-    start_s: float
+    start_s: float | None
     reports: tuple[Report, ...]
     gateway: GatewayCost | None
+    divergence: Divergence | None
 
 
 async def run_bench(
@@ -44,17 +47,21 @@ async def run_bench(
     and stop it. Raises CampaignError if a server cannot be measured."""
     reports: list[Report] = []
     cost: GatewayCost | None = None
-    tell("starting forebay")
-    async with running_forebay() as server:
-        target = Target("forebay", server.endpoint, MODEL)
-        # The short part first: should it fail, no long measurement is lost.
-        if plan.gateway:
-            tell("forebay: the gateway's own time")
-            await warm_up(target, seed)
-            cost = await measure_gateway(target, seed)
-        if plan.workloads:
-            contenders = [Contender(target, server.pid), *([peer] if peer else [])]
-            reports = await run_campaign(
-                contenders, plan.workloads, repeats=repeats, seed=seed, tell=tell
-            )
-        return BenchReport(server.start_s, tuple(reports), cost)
+    start_s: float | None = None
+    if plan.gateway or plan.workloads:
+        tell("starting forebay")
+        async with running_forebay() as server:
+            start_s = server.start_s
+            target = Target("forebay", server.endpoint, MODEL)
+            # The short part first: should it fail, no long measurement is lost.
+            if plan.gateway:
+                tell("forebay: the gateway's own time")
+                await warm_up(target, seed)
+                cost = await measure_gateway(target, seed)
+            if plan.workloads:
+                contenders = [Contender(target, server.pid), *([peer] if peer else [])]
+                reports = await run_campaign(
+                    contenders, plan.workloads, repeats=repeats, seed=seed, tell=tell
+                )
+    divergence = await measure_divergence(tell) if plan.divergence else None
+    return BenchReport(start_s, tuple(reports), cost, divergence)

@@ -18,10 +18,18 @@ from loadtest.bench import PARTS, BenchPlan, run_bench
 from loadtest.campaign import CampaignError, Contender, Report, run_campaign
 from loadtest.client import Target
 from loadtest.connection import Endpoint
+from loadtest.divergence import Divergence
 from loadtest.forebay_server import MODEL
 from loadtest.gateway_cost import GatewayCost
 from loadtest.machine import describe_machine
-from loadtest.report import as_json, figures, gateway_note, gateway_table, notes
+from loadtest.report import (
+    as_json,
+    divergence_notes,
+    figures,
+    gateway_note,
+    gateway_table,
+    notes,
+)
 from loadtest.workloads import DEFAULT_VOCABULARY, STANDARD, Vocabulary, Workload
 
 _T = TypeVar("_T")
@@ -86,7 +94,9 @@ def run(
 def bench(
     parts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PART]...", help="engine, gateway, or workloads of the engine."),
+        typer.Argument(
+            metavar="[PART]...", help="engine, gateway, divergence, or workloads of the engine."
+        ),
     ] = None,
     repeats: _Repeats = 3,
     seed: _Seed = None,
@@ -105,11 +115,13 @@ def bench(
         target = Target(against_name, _endpoint(against, against_key), against_model or MODEL)
         peer = Contender(target, against_pid)
     found = _finished(run_bench(plan, peer=peer, repeats=repeats, seed=_seeded(seed), tell=_tell))
-    typer.echo(f"forebay was ready after {found.start_s:.1f} s")
+    if found.start_s is not None:
+        typer.echo(f"forebay was ready after {found.start_s:.1f} s")
     _show(
         found.reports,
         plan.workloads,
         gateway=found.gateway,
+        divergence=found.divergence,
         markdown=markdown,
         json_path=json_path,
     )
@@ -125,6 +137,7 @@ def _show(
     workloads: Sequence[Workload],
     *,
     gateway: GatewayCost | None = None,
+    divergence: Divergence | None = None,
     markdown: bool,
     json_path: Path | None,
 ) -> None:
@@ -136,12 +149,13 @@ def _show(
     for table in tables:
         typer.echo(f"\n{table.markdown() if markdown else table.text()}")
     lines = [gateway_note(gateway)] if gateway is not None else []
+    lines += divergence_notes(divergence) if divergence is not None else []
     typer.echo("")
     for line in [*lines, *notes(reports)]:
         typer.echo(line)
     if json_path is not None:
         try:
-            json_path.write_bytes(as_json(reports, workloads, machine, gateway))
+            json_path.write_bytes(as_json(reports, workloads, machine, gateway, divergence))
         except OSError as error:
             _stop(f"{json_path}: cannot be written ({error.strerror})")
     if any(report.failures for report in reports):
@@ -162,7 +176,11 @@ def _planned(names: Sequence[str]) -> BenchPlan:
         if name not in known:
             raise typer.BadParameter(f"{name}: no such part; there are {', '.join(known)}")
     chosen = STANDARD if "engine" in names else [name for name in STANDARD if name in names]
-    return BenchPlan(tuple(STANDARD[name] for name in chosen), gateway="gateway" in names)
+    return BenchPlan(
+        tuple(STANDARD[name] for name in chosen),
+        gateway="gateway" in names,
+        divergence="divergence" in names,
+    )
 
 
 def _chosen(names: str) -> list[Workload]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,17 +48,19 @@ class RunningServer:
 
 
 @asynccontextmanager
-async def running_forebay() -> AsyncIterator[RunningServer]:
+async def running_forebay(
+    settings: Mapping[str, str] | None = None,
+) -> AsyncIterator[RunningServer]:
     """`forebay serve` on a free port with the bundled model, a key and a state directory of its
     own; stopped by SIGTERM at the end of the scope.
 
-    Settings can still be overridden by FOREBAY_* variables, as everywhere. Raises CampaignError
-    with the end of its log if it does not become ready.
+    Settings can still be overridden by FOREBAY_* variables, as everywhere; `settings` are more of
+    them. Raises CampaignError with the end of its log if it does not become ready.
     """
     started_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="forebay-loadtest-") as scratch,
-        _started(Path(scratch)) as server,
+        _started(Path(scratch), settings or {}) as server,
     ):
         await _until_ready(server)
         yield RunningServer(server.endpoint, server.process.pid, time.monotonic() - started_s)
@@ -71,7 +73,7 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _started(scratch: Path) -> Iterator[_Server]:
+def _started(scratch: Path, settings: Mapping[str, str]) -> Iterator[_Server]:
     """The process, with all its files in `scratch`; ended with the scope."""
     key, port = secrets.token_urlsafe(32), _free_port()
     config, log = scratch / "forebay.yaml", scratch / "forebay.log"
@@ -81,7 +83,7 @@ def _started(scratch: Path) -> Iterator[_Server]:
         # A session of its own: Ctrl-C in the terminal is for the measurement, which then stops it.
         process = subprocess.Popen(
             [_forebay_command(), "serve", "--config", str(config), "--port", str(port)],
-            env=os.environ | environment,
+            env={**os.environ, **environment, **settings},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

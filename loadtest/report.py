@@ -9,6 +9,7 @@ import orjson
 
 from loadtest.campaign import Report
 from loadtest.cells import Cell, cells_of, lead, spread
+from loadtest.divergence import OUTPUT_TOKENS, Divergence
 from loadtest.gateway_cost import GatewayCost
 from loadtest.tables import Table, number
 from loadtest.workloads import Workload
@@ -65,6 +66,16 @@ def gateway_note(cost: GatewayCost) -> str:
     )
 
 
+def divergence_notes(found: Divergence) -> list[str]:
+    """How bfloat16 differs from float32, in two lines."""
+    return [
+        f"bfloat16 against float32: {found.answers_that_differ} of {found.answers} greedy answers "
+        f"of up to {OUTPUT_TOKENS} tokens differ",
+        f"reading the same text: another token rated first at {found.positions_that_differ} of "
+        f"{found.positions} positions ({found.positions_that_differ / found.positions:.2%})",
+    ]
+
+
 def leads(reports: Sequence[Report], workloads: Sequence[Workload]) -> list[Lead]:
     """The first server's lead over each of the others in every cell that both have."""
     first, *others = reports
@@ -92,6 +103,7 @@ def as_json(
     workloads: Sequence[Workload],
     machine: Sequence[str],
     gateway: GatewayCost | None = None,
+    divergence: Divergence | None = None,
 ) -> bytes:
     """Every repetition with all its percentiles, indented, with a newline at the end."""
     document = {
@@ -100,6 +112,7 @@ def as_json(
         "reports": list(reports),
         "leads": leads(reports, workloads) if reports else [],
         "gateway": gateway,
+        "divergence": divergence,
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
