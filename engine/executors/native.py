@@ -84,7 +84,7 @@ class NativeExecutor:
         ops = lower(program)
         self._library = open_library(say)
         self.isa = _choose_isa(self._library, dtype)
-        self.name = f"native-{self.isa}"
+        self.name = "native-float32" if dtype == torch.float32 else f"native-{self.isa}"
         self.device, self.dtype, self.block_tokens = torch.device("cpu"), dtype, block_tokens
         self.kv_layout = _LAYOUTS[dtype]
         self._vocab_size = arch.vocab_size

@@ -134,13 +134,18 @@ def least_ms(run: Callable[[], object], seconds: float) -> float:
     return least * 1e3
 
 
-def open_bench_executor(isa: str, dtype: torch.dtype, threads: int) -> NativeExecutor:
-    """The bundled model's shape on one instruction set. Raises NativeUnavailable."""
+def open_bench_executor(isa: str, dtype: torch.dtype, threads: int) -> tuple[NativeExecutor, int]:
+    """The bundled model's shape on one instruction set, and its weights' bytes.
+
+    Raises NativeUnavailable.
+    """
     os.environ["FOREBAY_NATIVE_ISA"] = isa
     program = build_program(smollm2_135m())
-    return NativeExecutor(
+    weights = random_weights(program, dtype)
+    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+    executor = NativeExecutor(
         program,
-        random_weights(program, dtype),
+        weights,
         dtype=dtype,
         blocks=_BLOCKS,
         block_tokens=_BLOCK_TOKENS,
@@ -148,6 +153,7 @@ def open_bench_executor(isa: str, dtype: torch.dtype, threads: int) -> NativeExe
         max_tokens=1024,
         say=_print,
     )
+    return executor, weight_bytes
 
 
 def _print(line: str) -> None:
@@ -173,13 +179,12 @@ def main() -> None:
     for isa in options.isa or ("amx", "avx512bf16", "portable", "float32"):
         dtype = torch.float32 if isa == "float32" else torch.bfloat16
         try:
-            executor = open_bench_executor(
+            executor, weight_bytes = open_bench_executor(
                 "auto" if isa == "float32" else isa, dtype, options.threads
             )
         except NativeUnavailable as reason:
             _print(f"{isa}: {reason}")
             continue
-        weight_bytes = (106_168_320 + 49152 * 576) * dtype.itemsize
         _print(f"{isa}, {options.threads} threads; {_memory_line(executor)}")
         for shape in _STEPS:
             if options.step in shape.name:

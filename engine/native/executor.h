@@ -134,7 +134,10 @@ class KernelExecutor : public Executor {
                 sizeof(Element)),
         group_(shape.heads / shape.kv_heads) {
     if (layout_.head_dim > kMaxHeadDim) throw std::invalid_argument("head_dim is over 512");
-    for (int worker = 0; worker < shape.threads; ++worker) scratch_.push_back(make_scratch());
+    for (int worker = 0; worker < shape.threads; ++worker) {
+      scratch_.push_back(make_scratch());
+      linear_scratch_.push_back(std::make_unique<LinearScratch>());
+    }
     reserve(shape.max_tokens);
   }
 
@@ -319,8 +322,8 @@ class KernelExecutor : public Executor {
     Finish finish{static_cast<OpKind>(op.kind), static_cast<Activation>(op.activation),
                   vector(op.vector), vector(op.vector2), buffers_[op.out],
                   op.out == kLogits ? shape_.vocab : matrix.panels * kLanes};
-    linear_unit<Kernel>(tiles_[worker].tiles, grid, unit, buffers_[op.src], rows_of(op), matrix,
-                        finish);
+    linear_unit<Kernel>(tiles_[worker].tiles, *linear_scratch_[worker], grid, unit,
+                        buffers_[op.src], rows_of(op), matrix, finish);
   }
 
   void attend(const Op& op, uint32_t unit, int worker) {
@@ -412,6 +415,7 @@ class KernelExecutor : public Executor {
   KvLayout layout_;
   int group_;  // query heads per KV head
   std::vector<std::unique_ptr<AttentionScratch>> scratch_;
+  std::vector<std::unique_ptr<LinearScratch>> linear_scratch_;
   Arena activations_;
   std::array<Rows, kBuffers> buffers_{};
   Rows queries_;  // [tokens][heads][padded head_dim], rotated, in the weights' dtype

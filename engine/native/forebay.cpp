@@ -75,13 +75,21 @@ Executor& at(void* handle) { return *static_cast<Executor*>(handle); }
 
 // Index of the largest value; the lowest of equals. NaNs are passed over.
 int64_t argmax(const float* values, int count) {
-  FloatVec best = splat(-std::numeric_limits<float>::infinity());
+  constexpr int kRun = 4 * kLanes;
+  const int whole = count / kRun * kRun;
+  auto highest_of_run = [&](int start) {
+    FloatVec highest = splat(-std::numeric_limits<float>::infinity());
+    for (int i = 0; i < kRun; i += kLanes) highest = max(load(values + start + i), highest);
+    return highest;
+  };
+  FloatVec lanes = splat(-std::numeric_limits<float>::infinity());
+  for (int i = 0; i < whole; i += kRun) lanes = max(highest_of_run(i), lanes);
+  float highest = max_lanes(lanes);
+  for (int i = whole; i < count; ++i) highest = values[i] > highest ? values[i] : highest;
   int i = 0;
-  for (; i + kLanes <= count; i += kLanes) best = max(load(values + i), best);
-  float highest = max_lanes(best);
-  for (int j = i; j < count; ++j) highest = values[j] > highest ? values[j] : highest;
-  for (int j = 0; j < count; ++j)
-    if (values[j] == highest) return j;
+  while (i < whole && max_lanes(highest_of_run(i)) != highest) i += kRun;
+  for (; i < count; ++i)
+    if (values[i] == highest) return i;
   return 0;
 }
 

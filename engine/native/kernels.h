@@ -101,6 +101,15 @@ struct Reduction {
   int words;
   size_t step_bytes;
   size_t fetch_ahead;  // bytes to prefetch ahead of what is read; 0 where the next bytes are no use
+  bool resumes;        // the sums go on from c, which holds what came before along the reduction
+};
+
+// Part of the reduction of one or two neighbouring panels.
+struct PanelStretch {
+  const char* start;   // in the first panel
+  size_t panel_bytes;  // from one panel to the next
+  int panels;
+  int words;
 };
 
 // Weights come from memory in order, and the multiplications fill the reorder window before loads
@@ -110,7 +119,10 @@ constexpr size_t kFetchAhead = 2048;
 template <class Kernel, int Rows, int Vectors>
 void multiply_registers(const char* a, size_t a_stride, const Reduction& b, const size_t* offsets,
                         float* c, size_t c_stride) {
-  FloatVec sums[Rows][Vectors] = {};
+  FloatVec sums[Rows][Vectors];
+  for (int r = 0; r < Rows; ++r)
+    for (int v = 0; v < Vectors; ++v)
+      sums[r][v] = b.resumes ? load(c + r * c_stride + v * kLanes) : FloatVec{};
   for (int s = 0; s < b.segments; ++s) {
     const char* row_words = a + static_cast<size_t>(s) * b.words * 4;
     const char* vectors[Vectors];
@@ -171,12 +183,13 @@ void multiply_vectors(int rows, const char* a, size_t a_stride, const Reduction&
 template <class Multiply>
 struct OnVectors : Multiply {
   static constexpr int kBlockRows = kRegisterRows;
+  static constexpr int kStretchWords = 1024;  // 256 rows of them fit a second-level cache
 
-  // c [rows][32] = a times `panels` (1 or 2) neighbouring weight panels of `words` vectors each.
-  static void panels(Tiles&, int rows, const char* a, size_t a_stride, const char* weights,
-                     int panels, int words, float* c) {
-    const Reduction b{&weights, 1, words, kVectorBytes, kFetchAhead};
-    multiply_vectors<Multiply>(rows, a, a_stride, b, panels, words * kVectorBytes, c,
+  // c [rows][32] = (c if `resumes`, else 0) + a times a stretch of one or two weight panels.
+  static void panels(Tiles&, int rows, const char* a, size_t a_stride, const PanelStretch& weights,
+                     bool resumes, float* c) {
+    const Reduction b{&weights.start, 1, weights.words, kVectorBytes, kFetchAhead, resumes};
+    multiply_vectors<Multiply>(rows, a, a_stride, b, weights.panels, weights.panel_bytes, c,
                                kBlockStride);
   }
 
@@ -184,7 +197,7 @@ struct OnVectors : Multiply {
   static void scores(Tiles&, int rows, const char* q, size_t q_stride, const char* const* groups,
                      int group_count, int words, float* c) {
     for (int g = 0; g < group_count; ++g) {
-      const Reduction b{groups + g, 1, words, kVectorBytes, 0};
+      const Reduction b{groups + g, 1, words, kVectorBytes, 0, false};
       multiply_vectors<Multiply>(rows, q, q_stride, b, 1, 0, c + g * kGroupTokens,
                                  kSuperblockTokens);
     }
@@ -195,7 +208,7 @@ struct OnVectors : Multiply {
                      int head_dim, float* c) {
     const size_t p_stride = kSuperblockTokens * sizeof(typename Multiply::Element);
     const Reduction b{groups, group_count, kGroupTokens / Multiply::kElementsPerWord,
-                      static_cast<size_t>(head_dim) * 4, 0};
+                      static_cast<size_t>(head_dim) * 4, 0, false};
     multiply_vectors<Multiply>(rows, p, p_stride, b, head_dim / kLanes, kVectorBytes, c, head_dim);
   }
 };
@@ -205,22 +218,23 @@ struct OnVectors : Multiply {
 // along the tile, in order: again nothing depends on the other rows.
 struct OnTiles : Bf16 {
   static constexpr int kBlockRows = 32;
+  static constexpr int kStretchWords = 128;  // two panels and 32 rows of them fit the first level
 
-  static void panels(Tiles& tiles, int rows, const char* a, size_t a_stride, const char* weights,
-                     int panels, int words, float* c) {
+  static void panels(Tiles& tiles, int rows, const char* a, size_t a_stride,
+                     const PanelStretch& weights, bool resumes, float* c) {
     tiles.panel_shape(rows);
-    const size_t panel_bytes = words * kVectorBytes;
-    const int depth = words / 16;
+    const char* second = weights.start + weights.panel_bytes;
+    const int depth = weights.words / 16;
     if (rows > 16) {
-      if (panels == 2) {
-        tile_block_2x2(a, a_stride, weights, weights + panel_bytes, depth, c);
+      if (weights.panels == 2) {
+        tile_block_2x2(a, a_stride, weights.start, second, depth, resumes, c);
       } else {
-        tile_block_2x1(a, a_stride, weights, depth, c);
+        tile_block_2x1(a, a_stride, weights.start, depth, resumes, c);
       }
-    } else if (panels == 2) {
-      tile_block_1x2(a, a_stride, weights, weights + panel_bytes, depth, c);
+    } else if (weights.panels == 2) {
+      tile_block_1x2(a, a_stride, weights.start, second, depth, resumes, c);
     } else {
-      tile_block_1x1(a, a_stride, weights, depth, c);
+      tile_block_1x1(a, a_stride, weights.start, depth, resumes, c);
     }
   }
 

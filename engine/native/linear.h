@@ -101,6 +101,8 @@ void finish_block(const Finish& finish, int first_row, int rows, int first_panel
 
 // How a linear is cut into units: blocks of rows times runs of panels.
 struct LinearGrid {
+  static constexpr int kRowsPerUnit = 256, kFewRows = 64, kMaxPanels = 8, kUnitsPerThread = 8;
+
   int rows_per_unit = 0, panels_per_unit = 0, panel_runs = 0;
   uint32_t units = 0;
 
@@ -108,10 +110,9 @@ struct LinearGrid {
   LinearGrid(int rows, int panels, int threads, int block_rows) {
     // Few rows: weights come from memory once, units are small enough to end together. Many rows:
     // a unit's rows stay in the second-level cache while its panels pass over them.
-    constexpr int kRowsPerUnit = 256, kFewRows = 64, kUnitsPerThread = 8;
     rows_per_unit = rows <= kFewRows ? kFewRows : kRowsPerUnit / block_rows * block_rows;
     panels_per_unit = panels / (threads * kUnitsPerThread) / kPassPanels * kPassPanels;
-    if (panels_per_unit > 8) panels_per_unit = 8;
+    if (panels_per_unit > kMaxPanels) panels_per_unit = kMaxPanels;
     if (panels_per_unit < kPassPanels) panels_per_unit = kPassPanels;
     panel_runs = (panels + panels_per_unit - 1) / panels_per_unit;
     units = static_cast<uint32_t>(panel_runs) *
@@ -119,23 +120,40 @@ struct LinearGrid {
   }
 };
 
+// A worker's sums of one unit while its reduction is cut into stretches.
+struct LinearScratch {
+  static constexpr size_t kFloats = LinearGrid::kRowsPerUnit * LinearGrid::kMaxPanels * kLanes;
+  alignas(64) float sums[kFloats + kMaxBlockRows * kBlockStride];
+};
+
 template <class Kernel>
-void linear_unit(Tiles& tiles, const LinearGrid& grid, uint32_t unit, const Rows& src, int rows,
-                 const Matrix& matrix, const Finish& finish) {
-  alignas(64) float c[kMaxBlockRows * kBlockStride];
+void linear_unit(Tiles& tiles, LinearScratch& scratch, const LinearGrid& grid, uint32_t unit,
+                 const Rows& src, int rows, const Matrix& matrix, const Finish& finish) {
   const int first_row = static_cast<int>(unit / grid.panel_runs) * grid.rows_per_unit;
   int last_row = first_row + grid.rows_per_unit;
   if (last_row > rows) last_row = rows;
   const int first_panel = static_cast<int>(unit % grid.panel_runs) * grid.panels_per_unit;
   int last_panel = first_panel + grid.panels_per_unit;
   if (last_panel > matrix.panels) last_panel = matrix.panels;
-  for (int p = first_panel; p < last_panel; p += kPassPanels) {
-    const int panels = last_panel - p < kPassPanels ? last_panel - p : kPassPanels;
-    for (int r = first_row; r < last_row; r += Kernel::kBlockRows) {
-      const int count = last_row - r < Kernel::kBlockRows ? last_row - r : Kernel::kBlockRows;
-      Kernel::panels(tiles, count, src.data + r * src.stride, src.stride, matrix.panel(p), panels,
-                     matrix.words, c);
-      finish_block<Kernel>(finish, r, count, p, panels, c);
+  // With many rows a long reduction goes stretch by stretch, so that what is read again and again
+  // stays in a cache. Sums go on where they stopped: no bit changes.
+  const bool many = last_row - first_row > LinearGrid::kFewRows;
+  const int stretch = many ? Kernel::kStretchWords : matrix.words;
+  for (int word = 0; word < matrix.words; word += stretch) {
+    const int words = matrix.words - word < stretch ? matrix.words - word : stretch;
+    const bool last = word + words == matrix.words;
+    float* c = scratch.sums;
+    for (int p = first_panel; p < last_panel; p += kPassPanels) {
+      const int panels = last_panel - p < kPassPanels ? last_panel - p : kPassPanels;
+      const PanelStretch weights{matrix.panel(p) + word * kVectorBytes,
+                                 matrix.words * kVectorBytes, panels, words};
+      for (int r = first_row; r < last_row; r += Kernel::kBlockRows) {
+        const int count = last_row - r < Kernel::kBlockRows ? last_row - r : Kernel::kBlockRows;
+        Kernel::panels(tiles, count, src.data + r * src.stride + word * 4, src.stride, weights,
+                       word > 0, c);
+        if (last) finish_block<Kernel>(finish, r, count, p, panels, c);
+        if (stretch < matrix.words) c += Kernel::kBlockRows * kBlockStride;
+      }
     }
   }
 }

@@ -78,8 +78,14 @@ inline void fetch_ahead(const char* tile) {
     _mm_prefetch(tile + kTileBytes + line, _MM_HINT_T1);
 }
 
-inline void tile_block_1x1(const char* a, size_t a_stride, const char* b, int depth, float* c) {
-  _tile_zero(0);
+// c [rows][32] = (c if `resumes`, else 0) + a times one or two panels, `depth` tiles deep.
+inline void tile_block_1x1(const char* a, size_t a_stride, const char* b, int depth,
+                           bool resumes, float* c) {
+  if (resumes) {
+    _tile_loadd(0, c, kBlockRowBytes);
+  } else {
+    _tile_zero(0);
+  }
   for (int k = 0; k < depth; ++k) {
     _tile_loadd(4, a + k * kTileStep, a_stride);
     _tile_loadd(6, b + k * kTileBytes, 64);
@@ -89,9 +95,14 @@ inline void tile_block_1x1(const char* a, size_t a_stride, const char* b, int de
 }
 
 inline void tile_block_1x2(const char* a, size_t a_stride, const char* b0, const char* b1,
-                           int depth, float* c) {
-  _tile_zero(0);
-  _tile_zero(1);
+                           int depth, bool resumes, float* c) {
+  if (resumes) {
+    _tile_loadd(0, c, kBlockRowBytes);
+    _tile_loadd(1, c + 16, kBlockRowBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+  }
   for (int k = 0; k < depth; ++k) {
     fetch_ahead(b0 + k * kTileBytes);
     fetch_ahead(b1 + k * kTileBytes);
@@ -105,10 +116,16 @@ inline void tile_block_1x2(const char* a, size_t a_stride, const char* b0, const
   _tile_stored(1, c + 16, kBlockRowBytes);
 }
 
-inline void tile_block_2x1(const char* a, size_t a_stride, const char* b, int depth, float* c) {
+inline void tile_block_2x1(const char* a, size_t a_stride, const char* b, int depth,
+                           bool resumes, float* c) {
   const char* lower = a + 16 * a_stride;
-  _tile_zero(0);
-  _tile_zero(2);
+  if (resumes) {
+    _tile_loadd(0, c, kBlockRowBytes);
+    _tile_loadd(2, c + 16 * 32, kBlockRowBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(2);
+  }
   for (int k = 0; k < depth; ++k) {
     _tile_loadd(6, b + k * kTileBytes, 64);
     _tile_loadd(4, a + k * kTileStep, a_stride);
@@ -121,12 +138,19 @@ inline void tile_block_2x1(const char* a, size_t a_stride, const char* b, int de
 }
 
 inline void tile_block_2x2(const char* a, size_t a_stride, const char* b0, const char* b1,
-                           int depth, float* c) {
+                           int depth, bool resumes, float* c) {
   const char* lower = a + 16 * a_stride;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  if (resumes) {
+    _tile_loadd(0, c, kBlockRowBytes);
+    _tile_loadd(1, c + 16, kBlockRowBytes);
+    _tile_loadd(2, c + 16 * 32, kBlockRowBytes);
+    _tile_loadd(3, c + 16 * 32 + 16, kBlockRowBytes);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   for (int k = 0; k < depth; ++k) {
     _tile_loadd(4, a + k * kTileStep, a_stride);
     _tile_loadd(6, b0 + k * kTileBytes, 64);

@@ -77,6 +77,7 @@ ARCHITECTURES = {
     "head_dim_20": architecture(head_dim=20),
     "head_dim_64": architecture(head_dim=64, heads=4, hidden_size=96),
     "head_dim_256": architecture(head_dim=256, heads=2, kv_heads=1),
+    "wide_mlp": architecture(intermediate_size=1104),  # longer than one stretch of a reduction
     "narrow_rope": architecture(ropes=(Rope((1.0, 0.1, 0.01)),), head_dim=6),
 }
 

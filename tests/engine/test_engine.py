@@ -25,9 +25,15 @@ def engines(collector):
     """Builds engines with small defaults and closes them all."""
     opened: list[Engine] = []
 
-    def build(blocks: int = 64, *, eos: frozenset[int] = frozenset(), **options: int) -> Engine:
+    def build(
+        blocks: int = 64,
+        *,
+        block_tokens: int = 16,
+        eos: frozenset[int] = frozenset(),
+        **options: int,
+    ) -> Engine:
         settings = {"max_context": 256, "max_running": 4, "step_tokens": 64, **options}
-        executor = MockExecutor(blocks)
+        executor = MockExecutor(blocks, block_tokens)
         engine = Engine(executor, eos, EngineOptions(**settings), collector)
         engine.executor = executor  # for the tests only
         engine.start()
@@ -55,6 +61,17 @@ def test_one_request_generates_what_the_model_says(engines, collector):
 def test_chunking_does_not_change_the_text(engines, collector, step_tokens):
     run_all(engines(step_tokens=step_tokens), collector, [request("a", prompt(2, 100), 12)])
     assert collector.outcomes["a"].token_ids == expected_text(prompt(2, 100), 12)
+
+
+@pytest.mark.parametrize("block_tokens", [32, 64])
+def test_larger_blocks_reach_the_end_of_the_context(engines, collector, block_tokens):
+    engine = engines(16, block_tokens=block_tokens, step_tokens=16)
+    start = prompt(5, 200)
+    run_all(engine, collector, [request("cold", start, 56)])
+    run_all(engine, collector, [request("warm", start, 56)])
+    for name in ("cold", "warm"):
+        assert collector.outcomes[name].token_ids == expected_text(start, 56)
+    assert collector.outcomes["warm"].cached_tokens == 199 // block_tokens * block_tokens
 
 
 def test_many_at_once_do_not_mix(engines, collector):
@@ -187,6 +204,59 @@ def test_nan_logits_fail_only_their_own_request(engines, collector):
     run_all(engine, collector, [request("good", [1, 2, 3], 3), request("bad", [5, 96], 3)])
     assert collector.outcomes["bad"].finish is FinishReason.ERROR
     assert collector.outcomes["good"].token_ids == expected_text([1, 2, 3], 3)
+
+
+def test_kv_that_led_to_bad_logits_is_not_kept_for_others(engines, collector):
+    engine = engines()
+    start = [*prompt(1, 31), 95]
+    engine.executor.nan_token = 95
+    run_all(engine, collector, [request("bad", start)])
+    engine.executor.nan_token = None
+    run_all(engine, collector, [request("good", [*start, 1])])
+    assert collector.outcomes["bad"].finish is FinishReason.ERROR
+    assert collector.outcomes["good"].cached_tokens == 0
+
+
+def test_an_exception_in_sampling_fails_only_its_own_request(engines, collector, monkeypatch):
+    engine = engines()
+    sampler = engine._sampler
+    sample = sampler.sample
+
+    def fail_for_one_seed(logits, rows):
+        outcomes = sample(logits.clone(), rows)
+        if any(row.params.seed == 13 and row.position > 24 for row in rows):
+            raise RuntimeError("sampling failed")
+        return outcomes
+
+    monkeypatch.setattr(sampler, "sample", fail_for_one_seed)
+    good = [request(f"r{i}", prompt(i, 20), 12, prompt_logprobs=0) for i in range(3)]
+    run_all(engine, collector, [*good, request("bad", prompt(9, 20), 12, seed=13)])
+    assert collector.outcomes["bad"].error == "RuntimeError"
+    assert len(collector.outcomes["bad"].token_ids) == 5
+    for i in range(3):
+        assert collector.outcomes[f"r{i}"].token_ids == expected_text(prompt(i, 20), 12)
+        assert len(collector.outcomes[f"r{i}"].prompt_logprobs) == 19
+    engine.check_integrity()
+
+
+def test_a_request_that_cannot_be_taken_in_fails_alone(engines, collector):
+    engine = engines()
+    run_all(engine, collector, [request("bad", [1 << 40]), request("good", prompt(1, 9), 3)])
+    assert collector.outcomes["bad"].error == "OverflowError"
+    assert collector.outcomes["good"].token_ids == expected_text(prompt(1, 9), 3)
+
+
+def test_when_the_loop_dies_everybody_hears_of_it(engines, collector, monkeypatch):
+    engine = engines()
+
+    def broken(*_):
+        raise RuntimeError("the books are wrong")
+
+    monkeypatch.setattr(engine._scheduler, "schedule", broken)
+    monkeypatch.setattr(engine._scheduler, "remove", broken)
+    run_all(engine, collector, [request("a", prompt(1, 9))])
+    assert collector.outcomes["a"].error == "the engine died"
+    assert not engine.stats().alive
 
 
 def test_end_of_sequence_and_stop_tokens(engines, collector):

@@ -79,7 +79,7 @@ def test_every_architecture(name, kind, expected):
         executor.close()
 
 
-@pytest.mark.parametrize("name", ["grouped", "gemma_like", "multi_query", "head_dim_64"])
+@pytest.mark.parametrize("name", ["grouped", "gemma_like", "multi_query", "wide_mlp"])
 @pytest.mark.parametrize("block_tokens", [16, 48])
 def test_chunks_give_the_same_bits(name, kind, block_tokens):
     ids = random_ids(150, 2)
