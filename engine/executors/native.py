@@ -145,21 +145,6 @@ class NativeExecutor:
             raise ValueError(self._library.forebay_error().decode())
         return self._logits[:rows]
 
-    def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """Index of each row's largest value, the lowest among equals: float32 [R, V] -> int64 [R].
-
-        Rows must be contiguous; NaNs are passed over.
-        """
-        self._check_open()
-        if logits.dtype != torch.float32 or logits.stride(1) != 1:
-            raise ValueError("argmax wants float32 rows with contiguous values")
-        rows, columns = logits.shape
-        out = torch.empty(rows, dtype=torch.int64)
-        self._library.forebay_argmax(
-            self._handle, logits.data_ptr(), rows, columns, logits.stride(0), out.data_ptr()
-        )
-        return out
-
     def profile(self) -> dict[str, float]:
         """Milliseconds per kind of op since the last call, and go on counting.
 

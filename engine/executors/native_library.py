@@ -109,7 +109,6 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "forebay_add_op": (c_int32, (c_void_p, POINTER(OpStruct))),
     "forebay_step": (c_int32, (c_void_p, POINTER(StepStruct))),
     "forebay_profile": (None, (c_void_p, c_int32, POINTER(c_int64))),
-    "forebay_argmax": (None, (c_void_p, c_void_p, c_int32, c_int32, c_int64, c_void_p)),
     "forebay_read": (c_int64, (c_void_p, c_void_p, c_int64)),
 }
 

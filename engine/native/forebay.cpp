@@ -73,26 +73,6 @@ int guarded(Body body) {
 
 Executor& at(void* handle) { return *static_cast<Executor*>(handle); }
 
-// Index of the largest value; the lowest of equals. NaNs are passed over.
-int64_t argmax(const float* values, int count) {
-  constexpr int kRun = 4 * kLanes;
-  const int whole = count / kRun * kRun;
-  auto highest_of_run = [&](int start) {
-    FloatVec highest = splat(-std::numeric_limits<float>::infinity());
-    for (int i = 0; i < kRun; i += kLanes) highest = max(load(values + start + i), highest);
-    return highest;
-  };
-  FloatVec lanes = splat(-std::numeric_limits<float>::infinity());
-  for (int i = 0; i < whole; i += kRun) lanes = max(highest_of_run(i), lanes);
-  float highest = max_lanes(lanes);
-  for (int i = whole; i < count; ++i) highest = values[i] > highest ? values[i] : highest;
-  int i = 0;
-  while (i < whole && max_lanes(highest_of_run(i)) != highest) i += kRun;
-  for (; i < count; ++i)
-    if (values[i] == highest) return i;
-  return 0;
-}
-
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -156,14 +136,6 @@ void forebay_profile(void* handle, int on, int64_t* ns) {
   const auto& counted = at(handle).kind_ns();
   std::copy(counted.begin(), counted.end(), ns);
   at(handle).profile(on != 0);
-}
-
-void forebay_argmax(void* handle, const float* values, int rows, int columns, int64_t row_stride,
-                    int64_t* out) {
-  auto body = [&](int first, int last) {
-    for (int r = first; r < last; ++r) out[r] = argmax(values + r * row_stride, columns);
-  };
-  Spread<decltype(body)>(rows, 1, body).run(at(handle).pool());
 }
 
 // Reads `bytes` on all threads, for comparing a step with the memory's speed. Returns a checksum.

@@ -272,17 +272,3 @@ def _open(arch, weights, block_tokens):
 def test_models_it_cannot_run_are_refused(changes, words):
     with pytest.raises(NativeUnavailable, match=words):
         open_native(architecture(**changes))
-
-
-def test_argmax_takes_the_lowest_of_equals():
-    executor = open_native(architecture())
-    try:
-        logits = torch.randn(5, 1003, generator=torch.Generator().manual_seed(1))
-        logits[1, [17, 400]] = 9.0
-        logits[2, [1002]] = 9.0
-        logits[3] = -1.0
-        assert executor.argmax(logits).tolist() == logits.argmax(-1).tolist()
-        assert executor.argmax(logits)[[1, 2, 3]].tolist() == [17, 1002, 0]
-        assert executor.argmax(logits[:, 16:]).tolist() == logits[:, 16:].argmax(-1).tolist()
-    finally:
-        executor.close()
