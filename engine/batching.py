@@ -17,11 +17,14 @@ class BatchBuilder:
     a decode step only writes the entries that are new.
     """
 
-    def __init__(self, *, max_running: int, max_blocks: int, step_tokens: int) -> None:
+    def __init__(
+        self, *, max_running: int, max_context: int, max_blocks: int, step_tokens: int
+    ) -> None:
+        """A sequence has at most `max_context` tokens, in at most `max_blocks` blocks."""
         self._token_ids = np.zeros(step_tokens, dtype=np.int32)
         self._positions = np.zeros(step_tokens, dtype=np.int32)
         self._tables = np.zeros((max_running, max_blocks), dtype=np.int32)
-        self._arange = np.arange(max_blocks * 16 + step_tokens, dtype=np.int32)
+        self._counting = np.arange(max_context, dtype=np.int32)
         self._filled: list[list[int] | None] = [None] * max_running
         self._filled_count = [0] * max_running
 
@@ -40,7 +43,7 @@ class BatchBuilder:
             first, last = sequence.computed, sequence.computed + chunk.tokens
             end = start + chunk.tokens
             self._token_ids[start:end] = sequence.token_ids(first, last)
-            self._positions[start:end] = self._counting(first, last)
+            self._positions[start:end] = self._counting[first:last]
             starts.append(end)
             contexts.append(last)
             assert sequence.slot is not None
@@ -62,9 +65,6 @@ class BatchBuilder:
             logit_rows=np.asarray(logit_rows, dtype=np.int32),
         )
         return batch, ranges
-
-    def _counting(self, first: int, last: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-        return self._arange[first:last]
 
     def _fill_table(self, slot: int, pages: list[int]) -> None:
         # a slot's list object changes when the slot changes hands or its sequence was preempted

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,6 +30,9 @@ from engine.sequence import Sequence
 _log = logging.getLogger("forebay.engine")
 
 Sink = Callable[[StepReport], None]
+
+_REST_S = 1.0
+"""After that long without work the engine is at rest: time to check its books."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +82,14 @@ class Engine:
         )
         self._batches = BatchBuilder(
             max_running=options.max_running,
+            max_context=options.max_context,
             max_blocks=longest_blocks,
             step_tokens=options.step_tokens,
         )
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps = 0
+        self._checked_steps = 0
         self._idle_since = time.monotonic()
         self._alive = True
         self._wake = threading.Condition()
@@ -160,14 +165,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Assert the pool's invariants between two steps; with nothing running, that no page is
         held."""
-
-        def check() -> None:
-            pool = self._scheduler.pool
-            pool.check_integrity()
-            if not self._scheduler.running:
-                assert pool.counts().held == 0, "an idle engine holds pages"
-
-        self.call(check)
+        self.call(self._check_pool)
 
     def forget_cached(self) -> None:
         """Drop every cached page's content; running sequences keep theirs."""
@@ -198,12 +196,9 @@ class Engine:
 
     def _take_in(self) -> bool:
         """Wait for work, then apply what came in; False when it is time to stop."""
+        while not self._wait_for_work(_REST_S):
+            self._check_at_rest()
         with self._wake:
-            while not (
-                self._submitted or self._aborted or self._calls or self._stopping or self._sequences
-            ):
-                self._idle_since = time.monotonic()
-                self._wake.wait(timeout=1.0)
             if self._stopping:
                 return False
             submitted, self._submitted = self._submitted, []
@@ -217,24 +212,59 @@ class Engine:
             self._emit(outputs, 0.0, 0, 0)
         return True
 
+    def _wait_for_work(self, timeout_s: float) -> bool:
+        with self._wake:
+            if not self._has_work():
+                self._idle_since = time.monotonic()
+                self._wake.wait(timeout_s)
+            return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(
+            self._submitted or self._aborted or self._calls or self._stopping or self._sequences
+        )
+
+    def _check_at_rest(self) -> None:
+        """Check the pool's books, once for every time that the engine comes to rest."""
+        if self._checked_steps == self._steps:
+            return
+        self._checked_steps = self._steps
+        try:
+            self._check_pool()
+        except AssertionError:
+            _log.exception("the page pool's books are wrong")
+
+    def _check_pool(self) -> None:
+        pool = self._scheduler.pool
+        pool.check_integrity()
+        if not self._scheduler.running:
+            assert pool.counts().held == 0, "an idle engine holds pages"
+
     def _accept(self, request: EngineRequest) -> EngineOutput | None:
         """Put the request in line, or say why not."""
-        total = len(request.prompt_token_ids) + request.params.max_tokens
-        problem = None
-        if not request.prompt_token_ids:
-            problem = "the prompt is empty"
-        elif request.params.max_tokens < 1:
-            problem = "max_tokens must be at least 1"
-        elif total > self._options.max_context:
-            problem = f"prompt and max_tokens need {total} of {self._options.max_context} tokens"
-        elif request.request_id in self._sequences:
-            problem = "a request of this id is running"
+        problem = self._problem_of(request)
         if problem:
             return _last_words(request.request_id, FinishReason.ERROR, 0, problem)
-        sequence = Sequence(request, self._arrivals)
+        try:
+            sequence = Sequence(request, self._arrivals)
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
+            _log.exception("request %s cannot be taken in", request.request_id)
+            return _last_words(request.request_id, FinishReason.ERROR, 0, type(error).__name__)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
+        return None
+
+    def _problem_of(self, request: EngineRequest) -> str | None:
+        total = len(request.prompt_token_ids) + request.params.max_tokens
+        if not request.prompt_token_ids:
+            return "the prompt is empty"
+        if request.params.max_tokens < 1:
+            return "max_tokens must be at least 1"
+        if total > self._options.max_context:
+            return f"prompt and max_tokens need {total} of {self._options.max_context} tokens"
+        if request.request_id in self._sequences:
+            return "a request of this id is running"
         return None
 
     def _abort(self, request_id: str) -> EngineOutput | None:
@@ -256,10 +286,12 @@ class Engine:
         self._emit(outputs, seconds, sum(chunk.tokens for chunk in chunks), len(chunks))
 
     def _forward_and_sample(self, chunks: Ordered[Chunk]) -> list[EngineOutput]:
-        """Run the chunks together; if that raises, each alone, so that only the culprit fails."""
+        """Compute the chunks together; if that raises, each alone, so that only the culprit fails.
+
+        Nothing moves on until all is computed, so that another attempt starts from the same state.
+        """
         try:
-            batch, ranges = self._batches.build(chunks)
-            logits = self._executor.forward(batch)
+            results = self._compute(chunks)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
             if len(chunks) == 1:
                 sequence = chunks[0].sequence
@@ -269,48 +301,45 @@ class Engine:
             for chunk in chunks:  # KV writes of the failed attempt are simply written again
                 outputs += self._forward_and_sample([chunk])
             return outputs
-        return self._after_forward(chunks, ranges, logits)
+        moved = (
+            self._move_on(chunk, result) for chunk, result in zip(chunks, results, strict=True)
+        )
+        return [output for output in moved if output is not None]
 
-    def _after_forward(
-        self, chunks: Ordered[Chunk], ranges: list[range], logits: torch.Tensor
-    ) -> list[EngineOutput]:
-        """Commit KV, take prompt log-probabilities, sample one token per finished chunk."""
-        outputs: list[EngineOutput] = []
-        sampling: list[Sequence] = []
+    def _compute(self, chunks: Ordered[Chunk]) -> list[_ChunkResult]:
+        """Run the model, take prompt log-probabilities, choose one token per finished chunk."""
+        batch, ranges = self._batches.build(chunks)
+        logits = self._executor.forward(batch)
+        results = [_ChunkResult() for _ in chunks]
+        sampling: list[int] = []
         rows: list[int] = []
-        for chunk, logit_rows in zip(chunks, ranges, strict=True):
+        for index, (chunk, logit_rows) in enumerate(zip(chunks, ranges, strict=True)):
             if wants_prompt_logprobs(chunk):
                 try:
-                    self._take_prompt_logprobs(chunk, logits[logit_rows.start : logit_rows.stop])
+                    results[index].prompt_logprobs = _prompt_logprobs(
+                        chunk, logits[logit_rows.start : logit_rows.stop]
+                    )
                 except BadLogits as bad:
-                    outputs.append(self._finish(chunk.sequence, FinishReason.ERROR, error=str(bad)))
+                    results[index].chosen = bad
                     continue
             if chunk.reaches_end:
-                sampling.append(chunk.sequence)
+                sampling.append(index)
                 rows.append(logit_rows.stop - 1)
-            self._scheduler.commit(chunk)
         if len(rows) != logits.shape[0]:
             logits = logits[rows]
-        outcomes = self._sampler.sample(logits, [sequence.row for sequence in sampling])
-        for sequence, outcome in zip(sampling, outcomes, strict=True):
-            if isinstance(outcome, BadLogits):
-                outputs.append(self._finish(sequence, FinishReason.ERROR, error=str(outcome)))
-            else:
-                outputs.append(self._advance(sequence, outcome))
-        return outputs
+        outcomes = self._sampler.sample(logits, [chunks[index].sequence.row for index in sampling])
+        for index, outcome in zip(sampling, outcomes, strict=True):
+            results[index].chosen = outcome
+        return results
 
-    def _take_prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        """Rows predict the next prompt token; the last prompt row predicts the first new one.
-
-        Raises BadLogits for rows that are not finite.
-        """
+    def _move_on(self, chunk: Chunk, result: _ChunkResult) -> EngineOutput | None:
+        """Commit the chunk's KV and its token; KV that led to bad logits is not kept for others."""
         sequence = chunk.sequence
-        last = min(sequence.computed + chunk.tokens, sequence.prompt_tokens - 1)
-        rows = last - sequence.computed
-        if rows > 0:
-            targets = torch.from_numpy(sequence.token_ids(sequence.computed + 1, last + 1))
-            top = sequence.request.params.prompt_logprobs or 0
-            sequence.prompt_logprobs += prompt_logprobs(logits[:rows], targets, top)
+        if isinstance(result.chosen, BadLogits):
+            return self._finish(sequence, FinishReason.ERROR, error=str(result.chosen))
+        sequence.prompt_logprobs += result.prompt_logprobs
+        self._scheduler.commit(chunk)
+        return None if result.chosen is None else self._advance(sequence, result.chosen)
 
     def _advance(self, sequence: Sequence, sampled: Sampled) -> EngineOutput:
         """Append the token; end the sequence if it was the last."""
@@ -351,7 +380,10 @@ class Engine:
         error = None if self._stopping else "the engine died"
         ids = [*self._sequences, *(request.request_id for request in self._submitted)]
         for sequence in self._sequences.values():
-            self._scheduler.remove(sequence)
+            try:
+                self._scheduler.remove(sequence)
+            except Exception:  # noqa: BLE001 - after a crash the books may be wrong; all must hear
+                _log.exception("request %s could not be released", sequence.request.request_id)
         self._sequences.clear()
         self._submitted.clear()
         return [_last_words(request_id, reason, 0, error) for request_id in ids]
@@ -360,6 +392,28 @@ class Engine:
         self, outputs: list[EngineOutput], seconds: float, tokens: int, sequences: int
     ) -> None:
         self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, self.stats()))
+
+
+@dataclass(slots=True)
+class _ChunkResult:
+    """What computing a chunk brought: `chosen` is None where no token was due."""
+
+    chosen: Sampled | BadLogits | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> list[TokenLogprobs]:
+    """Rows predict the next prompt token; the last prompt row predicts the first new one.
+
+    Raises BadLogits for rows that are not finite.
+    """
+    sequence = chunk.sequence
+    last = min(sequence.computed + chunk.tokens, sequence.prompt_tokens - 1)
+    rows = last - sequence.computed
+    if rows < 1:
+        return []
+    targets = torch.from_numpy(sequence.token_ids(sequence.computed + 1, last + 1))
+    return prompt_logprobs(logits[:rows], targets, sequence.request.params.prompt_logprobs or 0)
 
 
 def _last_words(

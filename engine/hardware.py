@@ -45,6 +45,13 @@ def cpu_multiplies_bfloat16() -> bool:
     return "avx512_bf16" in flags or "amx_bf16" in flags
 
 
+def memory_bytes(device: torch.device) -> int:
+    """All the memory that the device has, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def physical_cores() -> int:
     """Cores this process may use, two hardware threads of one core counted once."""
     try:

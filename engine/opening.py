@@ -14,7 +14,7 @@ from engine.errors import ModelLoadError
 from engine.executors.base import Executor
 from engine.executors.native import NativeExecutor, NativeUnavailable, native_bytes_per_block
 from engine.executors.torch_executor import TorchExecutor, torch_bytes_per_block
-from engine.hardware import choose_threads
+from engine.hardware import choose_threads, memory_bytes
 from engine.model import Model
 
 _log = logging.getLogger("forebay.engine")
@@ -42,7 +42,7 @@ def open_executor(
     """The fastest executor that can run this model here; takes the weights out of `model`.
 
     On a CPU that is the native one, else torch, and `say` is told why. Raises ModelLoadError when
-    the pool is too small for one block.
+    the pool is too small for one block or larger than the device's memory.
     """
     program = build_program(model.architecture)
     if options.device.type == "cpu" and options.dtype in (torch.float32, torch.bfloat16):
@@ -98,6 +98,12 @@ def _blocks(model: Model, options: ExecutorOptions, block_bytes: int) -> int:
             free, _ = torch.cuda.mem_get_info(options.device)
             weights = sum(tensor.nbytes for tensor in model.weights.values())  # not moved yet
             pool_bytes = int((free - weights) * _CUDA_POOL_SHARE)
+    memory = memory_bytes(options.device)
+    if pool_bytes > memory:
+        raise ModelLoadError(
+            f"cache.device of {pool_bytes} bytes is more than the {memory} bytes of memory that "
+            f"{options.device} has"
+        )
     blocks = pool_bytes // block_bytes
     if blocks < 1:
         raise ModelLoadError(

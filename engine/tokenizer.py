@@ -81,7 +81,7 @@ class Tokenizer:
         self._control_tokens = {token["content"]: token for token in added if token["special"]}
         self._control_ids = frozenset(token["id"] for token in self._control_tokens.values())
         self._added: dict[int, bytes] = {token["id"]: token["content"].encode() for token in added}
-        self.vocab_size = 1 + max((*definition["model"]["vocab"].values(), *self._added))
+        self.vocab_size: int = 1 + max((*definition["model"]["vocab"].values(), *self._added))
         self._bytes: dict[int, bytes] = {}
         prefix = orjson.dumps(self._prompt_prefix)
         self.identity = hashlib.sha256(prefix + b"\n" + canonical).hexdigest()

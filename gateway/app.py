@@ -16,6 +16,7 @@ from gateway.errors import ApiError, internal_error, unavailable
 from gateway.http_call import ClientDisconnectedError, HttpCall
 from gateway.journey import Journey
 from gateway.lifecycle import Lifecycle
+from gateway.logs import bind_request_id
 from gateway.metrics import Metrics
 from gateway.model_list import MODEL_PREFIX, ModelList
 from gateway.reload import RuntimeConfig
@@ -154,6 +155,7 @@ class Application:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = HttpCall(scope, receive, send)
+        bind_request_id(call.request_id)
         try:
             await self._routes.handle(call)
         except ApiError as error:
@@ -162,7 +164,7 @@ class Application:
         except ClientDisconnectedError:
             return
         except Exception:
-            _log.exception("request failed", request_id=call.request_id)
+            _log.exception("request failed")
             if call.response_started:
                 raise  # the server cuts the connection: a broken answer must not look whole
             await call.answer_error(internal_error(call.request_id))

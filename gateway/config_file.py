@@ -102,6 +102,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: has characters that YAML does not allow"]) from None
     except RecursionError:
         raise ConfigError([f"{path}: is nested too deeply"]) from None
+    except (ValueError, OverflowError, LookupError):  # the parser's own, for 2024-99-99 or !!int x
+        raise ConfigError([f"{path}: has a value that is none of its type"]) from None
     if not isinstance(tree, dict):
         raise ConfigError([f"{path}: must be a mapping with the keys server, models, tenants"])
     _anchor_paths(tree, path.resolve().parent)
@@ -179,7 +181,7 @@ def _apply_variable(
             return "names no setting" + did_you_mean(part, known)
     try:
         value = yaml.load(text, Loader=_StrictLoader) if text[:1] in ("[", "{") else text
-    except (yaml.YAMLError, RecursionError):
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError, LookupError):
         return "is not a valid list or mapping in YAML"
     if not _put(tree, key, None if text in ("null", "~") else value):
         return "names an item that is not there; the next index may be added, no later one"

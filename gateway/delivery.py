@@ -122,7 +122,7 @@ def _as_api_error(request: Request, error: Exception) -> ApiError | None:
     if isinstance(error, ReplicaUnavailable):
         return engine_unavailable(error)
     if isinstance(error, GenerationFailedError):
-        _log.error("generation failed", request_id=request.call.request_id, reason=str(error))
+        _log.error("generation failed", reason=str(error))
         return internal_error(request.call.request_id)
     return None
 

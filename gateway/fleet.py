@@ -10,12 +10,12 @@ from pathlib import Path
 
 import structlog
 import torch
-from engine.chat_template import ChatTemplate
-from engine.loading import bundled_model_path, load_model
 
+from engine.chat_template import ChatTemplate
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
 from engine.hardware import choose_device, choose_dtype
+from engine.loading import bundled_model_path, load_model
 from engine.model import Model
 from engine.opening import ExecutorOptions, open_executor
 from gateway.load_progress import ReportProgress

@@ -55,7 +55,6 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
     )
     _log.info(
         "request",
-        request_id=request.call.request_id,
         client=request.call.client_address(request.snapshot.settings.server.trusted_proxies),
         tenant=tenant,
         model=model,

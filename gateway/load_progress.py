@@ -1,25 +1,34 @@
-"""Shows how far loading has come: a bar on a terminal, a line per quarter elsewhere."""
+"""Shows how far loading has come: a bar on a terminal, a log line now and then elsewhere."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
+import structlog
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 ReportProgress = Callable[[str, int, int], None]
 """Called as (what, bytes done, bytes in all), from any thread."""
 
+_LINE_EVERY_S = 10.0
+"""What loads faster gets no line of its own: the one that says it is loaded comes soon enough."""
+
+_log = structlog.get_logger("forebay.loading")
+
 
 @contextmanager
-def show_progress(stream: TextIO | None = None) -> Iterator[ReportProgress]:
-    """Yields the function to report to; what it shows goes to `stream` (None: standard error)."""
-    stream = sys.stderr if stream is None else stream
-    if not stream.isatty():
-        yield _PlainLines(stream)
+def show_progress() -> Iterator[ReportProgress]:
+    """Yields the function to report to.
+
+    On a terminal the bar is the last line of standard error, and what else is written there while
+    the scope is open goes above it. A bar that is full disappears.
+    """
+    if not sys.stderr.isatty():
+        yield LoggedProgress()
         return
     columns = (
         TextColumn("{task.description}"),
@@ -27,27 +36,31 @@ def show_progress(stream: TextIO | None = None) -> Iterator[ReportProgress]:
         DownloadColumn(binary_units=True),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(file=stream), transient=True) as progress:
+    # Standard output is left alone: the only thing printed there comes after the last bar.
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
         tasks: dict[str, TaskID] = {}
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done, total=total)
+            if done < total:
+                if what not in tasks:
+                    tasks[what] = progress.add_task(what, total=total)
+                progress.update(tasks[what], completed=done, total=total)
+            elif what in tasks:
+                progress.remove_task(tasks.pop(what))
 
         yield report
 
 
-class _PlainLines:
-    """One line at the start, at each quarter, and none twice."""
+class LoggedProgress:
+    """A log line every ten seconds."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._shown: dict[str, int] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_line = clock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        quarter = 4 * done // total if total > 0 else 4
-        if quarter > self._shown.get(what, -1):
-            self._shown[what] = quarter
-            self._stream.write(f"{what}: {25 * quarter} %\n")
-            self._stream.flush()
+        now = self._clock()
+        if done < total and now - self._last_line >= _LINE_EVERY_S:
+            self._last_line = now
+            _log.info("loading", what=what, percent=100 * done // total)

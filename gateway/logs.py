@@ -81,8 +81,8 @@ def configure_logging(
     `auto` is the console rendering on a terminal and JSON elsewhere. May be called again: the last
     call counts.
     """
-    stream = sys.stderr if stream is None else stream
-    as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
+    on_terminal = (sys.stderr if stream is None else stream).isatty()
+    as_json = log_format == "json" or (log_format == "auto" and not on_terminal)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -103,8 +103,11 @@ def configure_logging(
             structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        rendering.append(structlog.dev.ConsoleRenderer(colors=stream.isatty()))
-    handler = logging.StreamHandler(stream)
+        rendering += [
+            _without_nothing,
+            structlog.dev.ConsoleRenderer(colors=on_terminal, sort_keys=False),
+        ]
+    handler = _StandardError() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[_without_color_message, *shared], processors=rendering
@@ -134,6 +137,20 @@ def configure_logging(
     )
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at that moment: a progress bar takes its place for a while, to
+    keep lines from being written into the bar."""
+
+    @property
+    def stream(self) -> TextIO:
+        """The current standard error."""
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _given: TextIO) -> None:
+        """The base class sets it once; here it is looked up instead."""
+
+
 def bind_request_id(request_id: str) -> None:
     """Every line logged from this task on carries the request id."""
     structlog.contextvars.clear_contextvars()
@@ -147,6 +164,11 @@ def _to_json(event: Any, **_: Any) -> str:
 def _masked(match: re.Match[str]) -> str:
     scheme = match.group("scheme")
     return f"{scheme} {_MASK}" if scheme else _MASK
+
+
+def _without_nothing(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """What has no value is left out for people; machines get every field of a line."""
+    return {key: value for key, value in event.items() if value is not None}
 
 
 def _without_color_message(_logger: Any, _method: str, event: EventDict) -> EventDict:

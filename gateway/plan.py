@@ -8,8 +8,7 @@ from engine.request import EngineRequest
 from engine.sampling_params import SamplingParams
 from gateway.choice import Choice
 from gateway.endpoints import Task
-from gateway.errors import bad_request
-from gateway.prompts import Prompt
+from gateway.prompts import Prompt, context_exceeded
 from gateway.sampling import choice_params
 from gateway.served_model import ServedModel
 from gateway.text_choice import EchoedPrompt, TextChoice
@@ -61,12 +60,7 @@ def fit_context(
     prompt_tokens = len(prompt.token_ids)
     room = model.max_context - prompt_tokens
     if room < 1:
-        raise bad_request(
-            f"This model's context is {model.max_context} tokens, of which at least one is for "
-            f"the answer, and the prompt has {prompt_tokens}.",
-            param=prompt_field,
-            code="context_length_exceeded",
-        )
+        raise context_exceeded(model, str(prompt_tokens), prompt_field)
     return room if max_tokens is None else max(1, min(max_tokens, room))
 
 

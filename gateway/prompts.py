@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from engine.errors import TemplateError
-from gateway.errors import bad_request
+from gateway.errors import ApiError, bad_request
 from gateway.served_model import ServedModel
 from gateway.wire.completions import CompletionRequest
 from gateway.wire.json_body import field_path
 from gateway.wire.messages import Conversation
 
 _LONG_CHARACTERS = 8 << 10
-"""Where tokenizing begins to cost more than handing it to a thread."""
+"""Where tokenizing a request's text begins to cost more than handing it to a thread."""
 
 _tokenizing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="forebay-tokenize")
 
@@ -69,13 +69,21 @@ async def encode_conversation(
 
 
 async def encode_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:
-    """Tokenize every prompt of a completions body; ids are checked against the vocabulary."""
+    """Tokenize every prompt of a completions body; ids are checked against the vocabulary.
+
+    A text that cannot fit however it is tokenized is a 400 before it is.
+    """
     several = len(request.prompts) > 1
+    characters = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
     prompts = []
     for i, prompt in enumerate(request.prompts):
         path = field_path("prompt", i) if several else "prompt"
         if isinstance(prompt, str):
-            encoded = Prompt(await encode_text(prompt, model), prompt)
+            least = model.tokenizer.fewest_tokens(prompt)
+            if least >= model.max_context:  # without spending seconds on an exact count
+                raise context_exceeded(model, f"at least {least}", "prompt")
+            ids = await encode_text(prompt, model, off_loop=characters > _LONG_CHARACTERS)
+            encoded = Prompt(ids, prompt)
         else:
             require_known_tokens(prompt, model, path)
             encoded = Prompt(prompt, None)
@@ -85,12 +93,25 @@ async def encode_prompts(request: CompletionRequest, model: ServedModel) -> list
     return prompts
 
 
-async def encode_text(text: str, model: ServedModel) -> list[int]:
-    """The ids of a bare prompt, with the token that the model wants at its start."""
-    if len(text) <= _LONG_CHARACTERS:
+async def encode_text(text: str, model: ServedModel, *, off_loop: bool = False) -> list[int]:
+    """The ids of a bare prompt, with the token that the model wants at its start.
+
+    `off_loop` is for a text that is short, but one of many.
+    """
+    if len(text) <= _LONG_CHARACTERS and not off_loop:
         return model.tokenizer.encode_prompt(text)
     return await asyncio.get_running_loop().run_in_executor(
         _tokenizing, model.tokenizer.encode_prompt, text
+    )
+
+
+def context_exceeded(model: ServedModel, prompt_tokens: str, prompt_field: str) -> ApiError:
+    """The 400 for a prompt that leaves no room for a single token."""
+    return bad_request(
+        f"This model's context is {model.max_context} tokens, of which at least one is for "
+        f"the answer, and the prompt has {prompt_tokens}.",
+        param=prompt_field,
+        code="context_length_exceeded",
     )
 
 

@@ -84,7 +84,7 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
 
     async def reload(self) -> bool:
-        """Read the file again and use it as a whole; True if it is now in use."""
+        """Read the file again and use it as a whole; True if it is now in use. Never raises."""
         async with self._one_at_a_time:
             return await self._reload()
 
@@ -97,6 +97,10 @@ class Reloader:
             self._metrics.config_loaded("failure", reload=True)
             for message in error.messages:
                 _log.error("config refused, the last good one stays", reason=message)
+            return False
+        except Exception:  # noqa: BLE001 - a bug in reading must not end the watch over the file
+            self._metrics.config_loaded("failure", reload=True)
+            _log.exception("config could not be read, the last good one stays")
             return False
         self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
         self._config.replace(snapshot)

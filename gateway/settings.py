@@ -25,7 +25,8 @@ from pydantic import (
 from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
-_TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+TENANT_ID_RULE = "must be 1 to 64 letters, digits or any of . _ @ -"
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
@@ -236,8 +237,8 @@ class TenantSettings(Section):
     @field_validator("id")
     @classmethod
     def _is_an_id(cls, value: str) -> str:
-        if not _TENANT_ID.fullmatch(value):
-            raise ValueError("must be 1 to 64 letters, digits or any of . _ @ -")
+        if not TENANT_ID.fullmatch(value):
+            raise ValueError(TENANT_ID_RULE)
         return value
 
 

@@ -18,6 +18,12 @@ from gateway.http_disconnect import Interruption
 
 DONE = b"data: [DONE]\n\n"
 
+_UNICODE_LINE_ENDS = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
+
 _KEEP_ALIVE = b": keep-alive\n\n"
 _HEADERS: tuple[Header, ...] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,7 +34,20 @@ _HEADERS: tuple[Header, ...] = (
 
 def event(value: object) -> bytes:
     """One event with a JSON value."""
-    return b"data: " + orjson.dumps(value) + b"\n\n"
+    return b"data: " + json_line(value) + b"\n\n"
+
+
+def json_line(value: object) -> bytes:
+    """JSON without anything that a client could take for the end of a line.
+
+    Only CR and LF end one here, and JSON escapes those; but clients that split text with Unicode's
+    line ends, as Python's `str.splitlines` does, would cut an event in two at the others.
+    """
+    encoded = orjson.dumps(value)
+    if not encoded.isascii():
+        for line_end, escape in _UNICODE_LINE_ENDS:
+            encoded = encoded.replace(line_end, escape)
+    return encoded
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,12 @@ def chat(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model; else the first one listed.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, metavar="T", help="Else the model's own default.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Longest answer, in tokens.")
+    ] = None,
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer, Ctrl-D leaves."""
     key = key or _demo_key()
@@ -67,14 +72,21 @@ def chat(
         base_url=base, headers={"authorization": f"Bearer {key}"}, timeout=timeout
     ) as client:
         try:
-            _converse(client, model or _first_model(client), system, max_tokens)
+            fields = {"temperature": temperature, "max_tokens": max_tokens}
+            given = {name: value for name, value in fields.items() if value is not None}
+            _converse(client, model or _first_model(client), system, given)
         except httpx.InvalidURL:
             raise CommandError("--url: is not a URL", exit_code=exit_codes.USAGE) from None
         except httpx.UnsupportedProtocol:
             raise CommandError(
                 "--url: must begin with http:// or https://", exit_code=exit_codes.USAGE
             ) from None
-        except httpx.ConnectError:
+        except httpx.ConnectError as error:
+            if "[SSL" in str(error):
+                raise CommandError(
+                    f"no TLS with {base}: it is not HTTPS, or its certificate is not trusted "
+                    "(SSL_CERT_FILE names one that is)"
+                ) from None
             raise CommandError(
                 f"no server answers at {base}; is `forebay serve` running?"
             ) from None
@@ -84,7 +96,9 @@ def chat(
             raise CommandError(f"the connection to {base} broke ({type(error).__name__})") from None
 
 
-def _converse(client: httpx.Client, model: str, system: str | None, max_tokens: int | None) -> None:
+def _converse(
+    client: httpx.Client, model: str, system: str | None, fields: dict[str, float]
+) -> None:
     messages: list[dict[str, str]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})
@@ -92,15 +106,18 @@ def _converse(client: httpx.Client, model: str, system: str | None, max_tokens: 
     while True:
         try:
             said = input("\n> ").strip()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             typer.echo()
             return
+        except KeyboardInterrupt:
+            typer.echo()
+            raise
         if not said:
             continue
         messages.append({"role": "user", "content": said})
         turn = Turn(started=time.perf_counter())
         try:
-            for piece in _stream(client, model, messages, max_tokens, turn):
+            for piece in _stream(client, model, messages, fields, turn):
                 typer.echo(printable(piece), nl=False)
         except KeyboardInterrupt:
             typer.echo(" [stopped]", nl=False)
@@ -117,7 +134,7 @@ def _stream(
     client: httpx.Client,
     model: str,
     messages: list[dict[str, str]],
-    max_tokens: int | None,
+    fields: dict[str, float],
     turn: Turn,
 ) -> Iterator[str]:
     """Yield the answer's text as it arrives, filling in `turn`. Raises CommandError."""
@@ -126,9 +143,8 @@ def _stream(
         "messages": messages,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
-    if max_tokens is not None:
-        body["max_tokens"] = max_tokens
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()

@@ -10,6 +10,7 @@ import typer
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
+from gateway.settings import TENANT_ID, TENANT_ID_RULE
 from gateway.state_dir import new_key
 from gateway.tenants import hash_key
 
@@ -23,6 +24,8 @@ def create(
     ] = None,
 ) -> None:
     """Make a key. It is shown once; only its hash goes into the configuration."""
+    if tenant is not None and not TENANT_ID.fullmatch(tenant):
+        raise CommandError(f"--tenant: {TENANT_ID_RULE}", exit_code=exit_codes.USAGE)
     key = new_key()
     typer.echo(f"key:  {key}")
     typer.echo(f"hash: {hash_key(key)}")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import orjson
 
 from engine.tokenizer import Tokenizer
+from gateway.sse import json_line
 from gateway.text_choice import Delta, TokenEntry
 from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
 from gateway.wire.usage import Usage
@@ -45,10 +46,10 @@ class ChatReply:
         if start is None:
             start = b'%b%d,"delta":{"content":' % (self._chunk.prefix, index)
             self._starts[index] = start
-        content = orjson.dumps(delta.text)
+        content = json_line(delta.text)
         if not self._wants_logprobs:
             return start + content + self._plain_end
-        logprobs = orjson.dumps(self._logprobs(delta.entries))
+        logprobs = json_line(self._logprobs(delta.entries))
         return b'%b%b},"logprobs":%b,"finish_reason":null%b' % (
             start,
             content,

@@ -13,6 +13,8 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
+LEAST_REPETITION_PENALTY = 0.01
+"""Logits are divided by it; far smaller ones would make them infinite."""
 
 _INT64 = 1 << 63
 
@@ -73,9 +75,6 @@ def read_generation(fields: Fields, *, max_tokens: int | None) -> Generation:
 
 
 def _read_sampling(fields: Fields) -> Sampling:
-    repetition_penalty = fields.number("repetition_penalty", 0, 10)
-    if repetition_penalty == 0:
-        raise fields.wrong("repetition_penalty", "must be greater than 0.")
     return Sampling(
         temperature=fields.number("temperature", 0, 2),
         top_p=fields.number("top_p", 0, 1),
@@ -83,7 +82,7 @@ def _read_sampling(fields: Fields) -> Sampling:
         min_p=fields.number("min_p", 0, 1),
         frequency_penalty=fields.number("frequency_penalty", -2, 2) or 0.0,
         presence_penalty=fields.number("presence_penalty", -2, 2) or 0.0,
-        repetition_penalty=repetition_penalty,
+        repetition_penalty=fields.number("repetition_penalty", LEAST_REPETITION_PENALTY, 10),
         logit_bias=_read_logit_bias(fields),
         seed=fields.integer("seed", -_INT64, _INT64 - 1),
         stop_token_ids=_read_stop_token_ids(fields),

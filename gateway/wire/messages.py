@@ -11,6 +11,8 @@ from gateway.wire.fields import Fields
 from gateway.wire.json_body import field_path
 
 MAX_MESSAGES = 4096
+_CHARACTERS_PER_TURN = 64
+"""What a template and its control tokens cost beside a turn's own text, as characters of it."""
 PART_JOINER = ""
 """Text parts are pieces of one text: what stands between them, the client writes."""
 
@@ -36,8 +38,8 @@ class Conversation:
     unknown: tuple[str, ...]
 
     def characters(self) -> int:
-        """How much text there is, to decide where to tokenize it."""
-        return sum(len(str(message["content"])) for message in self.messages)
+        """About how much text there is, to decide where to tokenize it."""
+        return _characters(self.messages) + _CHARACTERS_PER_TURN * len(self.messages)
 
 
 def read_messages(fields: Fields) -> Conversation:
@@ -64,6 +66,17 @@ def read_messages(fields: Fields) -> Conversation:
             result_path = result_path or path
         unknown.update(item.unread())
     return Conversation(messages, call_path, result_path, tuple(unknown))
+
+
+def _characters(value: object) -> int:
+    """Characters of every string in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _characters(each) for key, each in value.items())
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return 1
 
 
 def _read_message(item: Fields) -> Message:

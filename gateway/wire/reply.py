@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import orjson
-
-from gateway.sse import event
+from gateway.sse import event, json_line
 from gateway.text_choice import Delta, TokenEntry
 from gateway.wire.usage import Usage
 
@@ -82,7 +80,7 @@ class ChunkTemplate:
 
     def __init__(self, head: ReplyHead, kind: str, *, include_usage: bool) -> None:
         self._fields = head.as_wire(kind)
-        start = orjson.dumps(self._fields)[:-1]
+        start = json_line(self._fields)[:-1]
         self.prefix = b"data: " + start + b',"choices":[{"index":'
         self.suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
 

@@ -259,6 +259,21 @@ def test_when_the_loop_dies_everybody_hears_of_it(engines, collector, monkeypatc
     assert not engine.stats().alive
 
 
+def test_at_rest_the_books_are_checked(engines, collector, monkeypatch, caplog):
+    monkeypatch.setattr("engine.engine._REST_S", 0.01)
+    engine = engines()
+    run_all(engine, collector, [request("a", prompt(1, 9))])
+    time.sleep(0.05)
+    assert not caplog.records
+    engine._scheduler.pool._free.pop()
+    run_all(engine, collector, [request("b", prompt(2, 9))])
+    deadline = time.monotonic() + 5
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "books are wrong" in caplog.text
+    assert engine.stats().alive
+
+
 def test_end_of_sequence_and_stop_tokens(engines, collector):
     start = prompt(7, 10)
     text = expected_text(start, 10)

@@ -34,6 +34,9 @@ class ByteTokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text) // 4
+
     def decode(self, ids, *, skip_special: bool = False) -> str:
         return b"".join(self.token_bytes(i) for i in ids).decode(errors="replace")
 

@@ -135,7 +135,9 @@ async def test_a_bug_is_500_in_the_envelope(monkeypatch, capsys):
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
     assert "inner words" not in response.text
-    assert "ZeroDivisionError" in capsys.readouterr().out
+    logged = capsys.readouterr().out
+    assert "ZeroDivisionError" in logged
+    assert response.headers["x-request-id"] in logged
 
 
 @pytest.mark.parametrize("offered", ["my-id_1.2", "x" * 128])

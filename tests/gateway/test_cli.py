@@ -192,7 +192,7 @@ def test_a_conversation(
     url, bodies = server
     type_in(monkeypatch, "hi\n\nlong\ncut\nagain\n")
     arguments = ["chat", "--url", f"{url}/v1/", "--key", "right", "--system", "be brief"]
-    assert run([*arguments, "--max-tokens", "9"]) == 0
+    assert run([*arguments, "--max-tokens", "9", "--temperature", "0"]) == 0
     written = capsys.readouterr()
     assert "Hello" in written.out
     assert "\x1b" not in written.out + written.err
@@ -211,6 +211,7 @@ def test_a_conversation(
         ],
         "stream": True,
         "stream_options": {"include_usage": True},
+        "temperature": 0,
         "max_tokens": 9,
     }
     # What was refused or broke off is no part of the conversation.
@@ -234,6 +235,33 @@ def test_a_wrong_key_is_one_line(
         "forebay: the server answered 401: This API key is not valid. "
         "(see --key and FOREBAY_API_KEY)\n"
     )
+
+
+def test_ctrl_c_at_the_prompt_leaves(
+    server: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupt)
+    assert run(["chat", "--url", server[0], "--key", "right", "--model", "tiny"]) == 130
+
+
+def test_a_server_without_tls_is_not_called_absent(
+    server: tuple[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server[0].replace("http:", "https:")
+    assert run(["chat", "--url", url, "--key", "right"]) == 1
+    assert capsys.readouterr().err.startswith(f"forebay: no TLS with {url}: it is not HTTPS")
+
+
+def test_a_key_is_made_for_no_tenant_that_could_not_be_configured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["keys", "create", "--tenant", "a b: c"]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith("forebay: --tenant: must be 1 to 64")
 
 
 def test_the_demo_key_of_this_machine_is_found(

@@ -49,6 +49,22 @@ def test_json_lines_from_structlog_and_the_standard_library() -> None:
     assert (second["message"], second["logger"]) == ("odd thing", "uvicorn.error")
 
 
+def test_lines_go_to_whatever_standard_error_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    configure_logging("json", "info")
+    replaced = io.StringIO()
+    monkeypatch.setattr("sys.stderr", replaced)
+    structlog.get_logger("forebay.x").info("hello")
+    assert [line["message"] for line in lines(replaced)] == ["hello"]
+
+
+def test_console_lines_leave_out_what_has_no_value() -> None:
+    stream = io.StringIO()
+    configure_logging("console", "info", stream=stream)
+    structlog.get_logger("forebay.x").info("request", tenant="acme", model=None, e2e_ms=0)
+    assert "tenant=acme e2e_ms=0" in stream.getvalue()
+    assert "model" not in stream.getvalue()
+
+
 def test_console_lines_are_for_people() -> None:
     stream = io.StringIO()
     configure_logging("console", "debug", stream=stream)

@@ -59,6 +59,7 @@ def test_a_finished_request_is_counted_everywhere() -> None:
     assert seen[f"forebay_prompt_tokens_total{{{both}}}"] == 200
     assert seen[f"forebay_cached_tokens_total{{{both}}}"] == 128
     assert seen[f"forebay_generated_tokens_total{{{both}}}"] == 20
+    assert not [series for series in seen if "_created" in series]
 
 
 def test_times_that_never_came_are_not_observed() -> None:

@@ -86,6 +86,22 @@ async def test_a_bad_file_changes_nothing(running: Running, broken: str) -> None
     assert (running.reloads("success"), running.reloads("failure")) == (0, 1)
 
 
+async def test_a_bug_in_reading_does_not_end_the_watch(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watching = asyncio.create_task(running.reloader.watch(interval_s=0.01))
+    with monkeypatch.context() as patched:
+        patched.setattr("gateway.reload.load_settings", lambda *_: 1 / 0)
+        running.path.write_text(text(key="key-two"))
+        await until(lambda: running.reloads("failure") == 1)
+    running.path.write_text(text(key="key-333"))
+    try:
+        await until(lambda: running.knows("key-333"))
+    finally:
+        watching.cancel()
+    assert "ZeroDivisionError" in "".join(capsys.readouterr())
+
+
 async def test_a_file_that_is_gone_changes_nothing(running: Running) -> None:
     running.path.unlink()
     assert not await running.reloader.reload()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -155,7 +156,8 @@ def test_it_answers_while_it_loads_then_announces_itself(start: Start) -> None:
     server.until(lambda: "curl" in server.stdout)
     assert f"serves tiny at {server.url}" in server.stdout
     assert "$FOREBAY_API_KEY" in server.stdout
-    assert re.findall(r"weights: \d+ %", server.stderr)[0] == "weights: 0 %"
+    # Not a terminal: nothing but log lines, for whatever collects them.
+    assert all(isinstance(json.loads(line), dict) for line in server.stderr.splitlines())
     server.send(signal.SIGTERM)
     assert server.exit_code() == 0
     assert "fleet closed" in server.stdout

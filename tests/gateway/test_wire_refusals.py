@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
+
 import pytest
 
+from gateway.errors import ApiError
+from gateway.wire.fields import Fields
+from gateway.wire.json_body import parse_object
+from gateway.wire.messages import read_messages
 from tests.gateway.fakes import RoleTemplate
 from tests.gateway.stage import CHAT, COMPLETIONS, K1, Stage, chat, error_of, prompt
 
@@ -72,6 +79,7 @@ async def refused(path: str, body: object) -> dict:
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"presence_penalty": -3}, "presence_penalty"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-30}, "repetition_penalty"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -324,6 +332,38 @@ async def test_a_lone_surrogate_is_refused_with_its_path(template, param, lone):
     response = await post_raw(Stage(), (template % lone).encode())
     assert response.status_code == 400
     assert error_of(response)["param"] == param
+
+
+async def test_a_large_broken_body_is_refused_without_looking_for_the_place():
+    large = b'{"model":"m","padding":"' + b"x" * (1 << 20) + b'","prompt":"\\ud800"}'
+    response = await post_raw(Stage(), large)
+    assert response.status_code == 400
+    assert error_of(response)["param"] is None
+
+
+@pytest.mark.parametrize("body", [b'{"a":1}', b"{"])
+def test_reading_a_body_leaves_the_collector_as_it_was(body):
+    for collecting in (True, False):
+        (gc.enable if collecting else gc.disable)()
+        try:
+            with suppress(ApiError):
+                parse_object(body)
+            assert gc.isenabled() is collecting
+        finally:
+            gc.enable()
+
+
+def test_every_text_of_a_conversation_counts_towards_its_length():
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 9000}}
+    for message in (
+        {"role": "user", "content": "x" * 9000},
+        {"role": "user", "content": "", "name": "x" * 9000},
+        {"role": "assistant", "content": "", "reasoning_content": "x" * 9000},
+        {"role": "assistant", "tool_calls": [call]},
+    ):
+        assert read_messages(Fields({"messages": [message]})).characters() > 9000
+    turns = [{"role": "user", "content": ""}] * 1000
+    assert read_messages(Fields({"messages": turns})).characters() > 10_000
 
 
 async def test_a_proper_pair_is_text():
