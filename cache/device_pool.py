@@ -121,13 +121,6 @@ class DevicePool:
                 else:
                     self._evictable[page] = None
 
-    def forget_cached(self) -> int:
-        """Drop every cached page's content; returns how many. Held pages keep their hashes."""
-        dropped = len(self._evictable)
-        while self._evictable:
-            self._free.append(self._evict())
-        return dropped
-
     def counts(self) -> PoolCounts:
         """Pages by state."""
         total = len(self._holders)

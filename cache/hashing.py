@@ -3,7 +3,7 @@
 h_0 = HMAC-SHA256(server secret, tagged and length-prefixed tenant, scope, tokenizer identity), cut
 to 16 bytes; h_i = xxh3_128(h_{i-1} || tokens_i) over blocks of 16 tokens as little-endian uint32.
 One chain serves every replica and tier, whatever its dtype or block size (a multiple of 16): a
-replica with larger blocks takes every (block / 16)-th link.
+replica with larger blocks takes every (block / 16)-th link (`engine.sequence`).
 
 xxh3 is fast, not collision-proof. Whoever finds a block by its hash compares its tokens too.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import xxhash
 
@@ -54,14 +54,3 @@ def chain(root: bytes, token_bytes: bytes | memoryview) -> Iterator[bytes]:
     for start in range(0, len(view) - step + 1, step):
         parent = extend_chain(parent, view[start : start + step])
         yield parent
-
-
-def block_links(links: Iterable[bytes], block_tokens: int) -> list[bytes]:
-    """The links that name a replica's blocks when its blocks hold `block_tokens` tokens.
-
-    Raises ValueError unless `block_tokens` is a positive multiple of 16.
-    """
-    if block_tokens <= 0 or block_tokens % CHAIN_BLOCK_TOKENS:
-        raise ValueError(f"block_tokens must be a positive multiple of 16, not {block_tokens}")
-    stride = block_tokens // CHAIN_BLOCK_TOKENS
-    return list(links)[stride - 1 :: stride]

@@ -139,7 +139,7 @@ class Engine:
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the engine's thread between two steps and wait for it.
 
-        For what must see the pool at rest: integrity checks, flushing. Raises what it raises, and
+        For what must see the pool at rest, such as integrity checks. Raises what it raises, and
         EngineError if the engine has stopped.
         """
         done = threading.Event()
@@ -166,10 +166,6 @@ class Engine:
         """Assert the pool's invariants between two steps; with nothing running, that no page is
         held."""
         self.call(self._check_pool)
-
-    def forget_cached(self) -> None:
-        """Drop every cached page's content; running sequences keep theirs."""
-        self.call(lambda: (self._scheduler.pool.forget_cached(), None)[1])
 
     def close(self) -> None:
         """Abort what runs, stop the thread, close the executor. Idempotent."""

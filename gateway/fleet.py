@@ -17,7 +17,7 @@ from engine.executors.base import Executor
 from engine.hardware import choose_device, choose_dtype
 from engine.loading import bundled_model_path, load_model
 from engine.model import Model
-from engine.opening import ExecutorOptions, open_executor
+from engine.opening import ExecutorOptions, cache_identity, open_executor
 from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
 from gateway.replicas.in_process import InProcessReplica, Sink
@@ -76,6 +76,7 @@ async def _open(
         dtype=str(executor.dtype).removeprefix("torch."),
         pool_tokens=executor.pages.shape[0] * executor.block_tokens,
         max_context=max_context,
+        cache_identity=cache_identity(model, executor).digest().hex()[:16],
         seconds=round(time.monotonic() - started, 2),
     )
     template = model.chat_template

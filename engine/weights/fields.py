@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,11 +37,20 @@ class Fields:
             self._wrong(key, "at least 1", value)
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A real number."""
+    def number(
+        self,
+        key: str,
+        default: float | None = None,
+        *,
+        least: float = -math.inf,
+        greatest: float = math.inf,
+    ) -> float:
+        """A real number from `least` to `greatest`."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._wrong(key, "a number", value)
+        if not least <= value <= greatest:
+            self._wrong(key, f"from {least:g} to {greatest:g}", value)
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:

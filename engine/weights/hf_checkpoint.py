@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -58,7 +59,14 @@ _BLOCK_TENSOR = re.compile(r"model\.layers\.(\d+)\.([\w.]+)\.(weight|bias)")
 _DERIVED = re.compile(r".*\.rotary_emb\.inv_freq")  # old checkpoints store what the config implies
 _FLOATS = {"F32", "F16", "BF16"}
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SAMPLING_DEFAULTS = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1.0, math.inf),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 10.0),
+}
+"""What a checkpoint may recommend, with the least and greatest value that makes sense."""
 
 
 class HfCheckpoint:
@@ -143,10 +151,10 @@ class HfCheckpoint:
         return frozenset(ends if own is None else ends | {own})
 
     def generation_defaults(self) -> dict[str, float]:
-        """What the checkpoint recommends for sampling."""
+        """What the checkpoint recommends for sampling; outside its range is a ModelLoadError."""
         return {
-            key: self._generation.number(key)
-            for key in _SAMPLING_DEFAULTS
+            key: self._generation.number(key, least=least, greatest=greatest)
+            for key, (least, greatest) in _SAMPLING_DEFAULTS.items()
             if key in self._generation
         }
 

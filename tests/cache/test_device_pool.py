@@ -94,16 +94,6 @@ def test_releasing_what_nobody_holds_is_an_error():
         pool.release(pages)
 
 
-def test_forget_cached_spares_held_pages():
-    pool = DevicePool(3)
-    held = published(pool, [key(1)])
-    pool.release(published(pool, [key(2)]))
-    assert pool.forget_cached() == 1
-    assert pool.match([key(1)]) == held
-    assert not pool.match([key(2)])
-    pool.check_integrity()
-
-
 class PoolMachine(RuleBasedStateMachine):
     """Random takes, publications, holds and releases against a plain model of who holds what."""
 
@@ -139,10 +129,6 @@ class PoolMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         index = data.draw(st.integers(0, len(self.tables) - 1))
         self.pool.release(self.tables.pop(index))
-
-    @rule()
-    def forget(self) -> None:
-        self.pool.forget_cached()
 
     @invariant()
     def whole(self) -> None:

@@ -1,11 +1,10 @@
 """The prefix chain: who it separates, what it shares, and that it never changes silently."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache.hashing import block_links, chain, chain_root
+from cache.hashing import chain, chain_root
 from cache.identity import CacheIdentity
 
 ROOT = chain_root(b"secret", "acme", "tenant", "tok")
@@ -41,13 +40,6 @@ def test_roots_differ_whenever_any_field_does(tenant, scope, other_tenant, other
 def test_fields_cannot_run_into_each_other():
     assert chain_root(b"s", "a", "bc", "t") != chain_root(b"s", "ab", "c", "t")
     assert chain_root(b"s", "a", "b", "t") != chain_root(b"other", "a", "b", "t")
-
-
-def test_larger_blocks_take_every_nth_link_of_the_same_chain():
-    links = list(chain(ROOT, ids(*range(100))))
-    assert block_links(links, 32) == links[1::2]
-    with pytest.raises(ValueError, match="multiple of 16"):
-        block_links(links, 24)
 
 
 def test_the_chain_is_pinned():

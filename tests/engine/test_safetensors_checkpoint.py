@@ -226,6 +226,12 @@ def test_ends_and_sampling_defaults_come_from_the_generation_config(llama):
     assert model.generation_defaults == {"temperature": 0.6, "top_k": 20.0}
 
 
+def test_sampling_defaults_out_of_range_are_refused(llama):
+    (llama / "generation_config.json").write_text(json.dumps({"repetition_penalty": 0}))
+    with pytest.raises(ModelLoadError, match="repetition_penalty"):
+        load(llama)
+
+
 def test_templates_in_older_places(llama):
     (llama / "chat_template.jinja").unlink()
     assert load(llama).chat_template is None
