@@ -104,7 +104,7 @@ class Spread : public Work {
     const uint32_t units = static_cast<uint32_t>((count_ + grain_ - 1) / grain_);
     pool.run(*this, &units, 1);
   }
-  void unit(int, uint32_t index, int) override {
+  void unit(int, uint32_t index, int) noexcept override {
     const int first = static_cast<int>(index) * grain_;
     body_(first, std::min(count_, first + grain_));
   }
@@ -165,7 +165,7 @@ class KernelExecutor : public Executor {
     }
   }
 
-  void unit(int index, uint32_t unit, int worker) override {
+  void unit(int index, uint32_t unit, int worker) noexcept override {
     const Op& op = ops_[index];
     switch (static_cast<OpKind>(op.kind)) {
       case kLinear:

@@ -29,11 +29,12 @@ inline void pause_briefly() {
 }
 
 // What the pool runs. `unit` is called by several threads at once, each with its own worker number.
-// Not touched after run() has returned, even by workers that have yet to notice the end.
+// Not touched after run() has returned, even by workers that have yet to notice the end. Cannot
+// fail: an op that loses a unit would never be over, so memory is taken before run().
 class Work {
  public:
   virtual ~Work() = default;
-  virtual void unit(int op, uint32_t index, int worker) = 0;
+  virtual void unit(int op, uint32_t index, int worker) noexcept = 0;
 };
 
 class Pool {
