@@ -42,7 +42,7 @@ class EngineOptions:
 
     max_context: int
     max_running: int = 16
-    step_tokens: int = 512
+    step_tokens: int = 256
     prompt_logprob_tokens: int = 128
 
 

@@ -33,7 +33,7 @@ class ExecutorOptions:
     block_tokens: int = 16
     pool_bytes: int | None = None
     threads: int | None = None
-    step_tokens: int = 512
+    step_tokens: int = 256
 
 
 def open_executor(

@@ -143,8 +143,9 @@ def _model_path(value: Any) -> Path | Literal["bundled"]:
 
 
 class ModelSettings(Section):
-    """One model. `max_running` sequences share a step of at most `step_tokens` tokens; up to
-    `max_waiting` more requests wait for a place before the gateway answers 503."""
+    """One model. `max_running` sequences share a step of at most `step_tokens` tokens (None
+    ("auto"): chosen by the device); up to `max_waiting` more requests wait for a place before the
+    gateway answers 503."""
 
     name: str
     path: Annotated[Literal["bundled"] | Path, PlainValidator(_model_path)]
@@ -153,7 +154,7 @@ class ModelSettings(Section):
     max_context: Annotated[Whole, Field(ge=16, le=1 << 24)] = 2048
     max_running: Annotated[Whole, Field(ge=1, le=1024)] = 16
     max_waiting: Annotated[Whole, Field(ge=0, le=100_000)] = 256
-    step_tokens: Annotated[Whole, Field(ge=16, le=1 << 20)] = 512
+    step_tokens: Annotated[Annotated[Whole, Field(ge=16, le=1 << 20)] | None, AutoIsNone] = None
     replicas: ReplicaSettings = ReplicaSettings()
     cache: CacheSettings = CacheSettings()
 
@@ -173,7 +174,7 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _every_running_sequence_gets_a_token(self) -> ModelSettings:
-        if self.step_tokens < self.max_running:
+        if self.step_tokens is not None and self.step_tokens < self.max_running:
             raise ValueError("step_tokens must be at least max_running")
         return self
 

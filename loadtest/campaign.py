@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,9 @@ from loadtest.process_tree import peak_rss_bytes
 from loadtest.workloads import WARM_UP, Workload
 
 Tell = Callable[[str], None]
+
+_REST_S = 1.0
+"""OpenMP threads spin after their last work, for 0.2 s by default, on the next server's cores."""
 
 
 class CampaignError(Exception):
@@ -60,7 +64,8 @@ async def run_campaign(
     """Each workload `repeats` times against each contender; one Report per contender, in order.
 
     Contenders take turns, workload by workload, and the first of a pair goes second in the next:
-    drift and warmth of the machine fall on all alike. Every repetition has prompts of its own, the
+    drift and warmth of the machine fall on all alike, and each waits until the threads of the one
+    before have stopped spinning. Every repetition has prompts of its own, the
     same for every contender. Raises CampaignError if two have one name or a warm-up request fails.
     """
     repetitions: dict[str, list[Repetition]] = {one.target.name: [] for one in contenders}
@@ -75,6 +80,8 @@ async def run_campaign(
             for contender in turn:
                 name = contender.target.name
                 tell(f"{name}: {workload.name}, {repeat + 1} of {repeats}")
+                if len(contenders) > 1:
+                    await asyncio.sleep(_REST_S)
                 # A space of seeds for each campaign seed, so that two campaigns share none.
                 repetition = await run_once(contender.target, workload, seed * 1000 + repeat)
                 repetitions[name].append(repetition)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import mmap
 import os
 import weakref
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from engine.executors.native_library import (
 )
 from engine.executors.native_lowering import lower
 from engine.executors.native_weights import WeightPacker
+from engine.executors.page_memory import PageMemory
 
 __all__ = ["NativeExecutor", "NativeUnavailable", "native_bytes_per_block"]
 
@@ -117,7 +117,8 @@ class NativeExecutor:
         for op in ops:
             packer.add(op)
         self._tables = packer.tables
-        self.pages = _untouched_pages(blocks, block_bytes)
+        self._page_memory = PageMemory(blocks, block_bytes)
+        self.pages = self._page_memory.pages
         self._logits = torch.empty(0, arch.vocab_size)
         self._step = StepStruct(
             pages=self.pages.data_ptr(),
@@ -162,6 +163,7 @@ class NativeExecutor:
 
     def close(self) -> None:
         """See `Executor.close`."""
+        self._page_memory.close()
         self._release()
         self._tables.clear()
 
@@ -198,14 +200,6 @@ def _check_weights(program: Program, weights: dict[str, torch.Tensor]) -> None:
     missing = sorted(weight_names(program.architecture) - weights.keys())
     if missing:
         raise NativeUnavailable(f"{len(missing)} weights are missing, the first is {missing[0]}")
-
-
-def _untouched_pages(blocks: int, block_bytes: int) -> torch.Tensor:
-    """Zeroed uint8 [blocks, block_bytes], page-aligned, resident only where written."""
-    region = mmap.mmap(-1, blocks * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        region.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(region, dtype=torch.uint8).view(blocks, block_bytes)
 
 
 def _address(array: NDArray[np.int32]) -> int:

@@ -53,7 +53,7 @@ def test_a_minimal_file_has_every_default(tmp_path: Path) -> None:
     assert settings.server.metrics == "local"
     model = settings.models[0]
     assert model.path == "bundled"
-    assert (model.max_context, model.max_running, model.step_tokens) == (2048, 16, 512)
+    assert (model.max_context, model.max_running, model.step_tokens) == (2048, 16, None)
     assert model.replicas.threads is None
     assert model.cache.device is None
     tenant = settings.tenants[0]
