@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine.executors.native import NativeExecutor
-from engine.loading import load_model
 from transformers import AutoModelForCausalLM
 
 from engine.attention.reference import reference_attention
 from engine.decoder import build_program
 from engine.executors.base import Executor, StepBatch
+from engine.executors.native import NativeExecutor
 from engine.executors.torch_executor import TorchExecutor
+from engine.loading import load_model
 from tests.engine.checkpoints import FAMILIES, tiny_checkpoint
 
 PROMPT_TOKENS = 75
