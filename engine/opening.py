@@ -41,8 +41,9 @@ def open_executor(
 ) -> Executor:
     """The fastest executor that can run this model here; takes the weights out of `model`.
 
-    On a CPU that is the native one, else torch, and `say` is told why. Raises ModelLoadError when
-    the pool is too small for one block or larger than the device's memory.
+    On a CPU that is the native one, else torch, with a warning that says why; `say` is told of
+    compiling. Raises ModelLoadError when the pool is too small for one block or larger than the
+    device's memory.
     """
     program = build_program(model.architecture)
     if options.device.type == "cpu" and options.dtype in (torch.float32, torch.bfloat16):
@@ -64,7 +65,7 @@ def open_executor(
             torch.set_num_threads(1)
             return executor
         except NativeUnavailable as reason:
-            say(f"native CPU kernels are off ({reason}); running on torch, which is slower")
+            _log.warning("native CPU kernels are off (%s); running on torch, slower", reason)
     if options.device.type == "cpu":
         torch.set_num_threads(choose_threads(options.threads))
     block_bytes = torch_bytes_per_block(model.architecture, options.dtype, options.block_tokens)
