@@ -60,10 +60,11 @@ async def _open(
         )
         return Engine(executor, model.eos_token_ids, options, sink)
 
+    max_sequences = settings.max_running + settings.max_waiting
     replica = InProcessReplica(
         f"{settings.name}/0",
         open_engine,
-        max_open=settings.max_running + settings.max_waiting,
+        max_open=max_sequences,
         observe=metrics.observe_step,
     )
     held.push_async_callback(replica.close)
@@ -90,6 +91,7 @@ async def _open(
         fingerprint=model.fingerprint,
         created=int(time.time()),
         generation_defaults=model.generation_defaults,
+        max_sequences=max_sequences,
     )
 
 

@@ -8,6 +8,7 @@ from engine.request import EngineRequest
 from engine.sampling_params import SamplingParams
 from gateway.choice import Choice
 from gateway.endpoints import Task
+from gateway.errors import bad_request
 from gateway.prompts import Prompt, context_exceeded
 from gateway.sampling import choice_params
 from gateway.served_model import ServedModel
@@ -19,9 +20,17 @@ def plan_choices(
 ) -> list[Choice]:
     """In OpenAI's order: the choices of the first prompt, then those of the second.
 
-    Raises a 400 ApiError for a prompt that does not fit and for token ids that do not exist.
+    Raises a 400 ApiError for a prompt that does not fit, for token ids that do not exist, and for
+    more choices than could ever be taken at once: waiting would not help them.
     """
     generation = task.generation
+    wanted = len(prompts) * generation.n
+    if model.max_sequences is not None and wanted > model.max_sequences:
+        raise bad_request(
+            f"{len(prompts)} prompts with {generation.n} choices each are {wanted} sequences; "
+            f"this model takes {model.max_sequences} at once.",
+            param="n" if generation.n > 1 else task.prompt_field,
+        )
     # scoring a prompt takes one step of the engine, whose own token is not shown
     scores_only = generation.max_tokens == 0
     scores_prompt = task.echo and task.logprobs is not None

@@ -23,7 +23,8 @@ class ServedModel:
 
     `fingerprint` is the checkpoint's (hex), `created` a Unix time in seconds.
     `generation_defaults` are the checkpoint's own sampling values (temperature, top_p, top_k,
-    min_p, repetition_penalty), used where a request leaves them out.
+    min_p, repetition_penalty), used where a request leaves them out. `max_sequences` is how many
+    sequences its replica takes at once, running and waiting (None: any number).
     """
 
     name: str
@@ -34,6 +35,7 @@ class ServedModel:
     fingerprint: str
     created: int
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    max_sequences: int | None = None
 
     @property
     def vocab_size(self) -> int:

@@ -55,6 +55,7 @@ class Stage:
     )
     server: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, float] = field(default_factory=dict)
+    max_sequences: int | None = None
     times: StreamTimes = field(default_factory=StreamTimes)
 
     def __post_init__(self) -> None:
@@ -87,6 +88,7 @@ class Stage:
                     fingerprint="0123456789abcdef" * 4,
                     created=1_700_000_000,
                     generation_defaults=self.defaults,
+                    max_sequences=self.max_sequences,
                 )
             self.runtime = RuntimeConfig(self.snapshot())
             self._app = create_app(

@@ -412,3 +412,20 @@ async def test_errors_never_repeat_the_input():
         response = await stage.post(CHAT, body)
         assert response.status_code in (400, 404)
         assert marker not in response.text
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (prompt(["a", "b", "c", "d", "e"]), "prompt"),
+        (prompt(["a", "b", "c"], n=2), "n"),
+        (prompt("a", n=5), "n"),
+    ],
+)
+async def test_more_sequences_than_could_ever_run_is_a_400(body, param):
+    stage = Stage(max_sequences=4)
+    response = await stage.post(COMPLETIONS, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert "4 at once" in response.json()["error"]["message"]
+    assert (await stage.post(COMPLETIONS, prompt(["a", "b"], n=2))).status_code == 200
