@@ -43,8 +43,6 @@ def build_library(say: Callable[[str], None]) -> Path:
     `say` is told before and after a compilation, which takes seconds. Raises NativeUnavailable when
     switched off (FOREBAY_NATIVE=off), without a compiler, or when it fails.
     """
-    if os.environ.get("FOREBAY_NATIVE", "").lower() == "off":
-        raise NativeUnavailable("switched off by FOREBAY_NATIVE=off")
     compiler = find_compiler()
     command = [compiler, *_FLAGS, _native_flag(), str(_SOURCES / _MAIN)]
     library = cache_directory() / f"native-{_key(compiler)}.so"
@@ -58,7 +56,12 @@ def build_library(say: Callable[[str], None]) -> Path:
 
 
 def find_compiler() -> str:
-    """Path of the C++ compiler: $CXX, else c++, g++ or clang++. Raises NativeUnavailable."""
+    """Path of the C++ compiler: $CXX, else c++, g++ or clang++.
+
+    Raises NativeUnavailable when there is none, or none is wanted (FOREBAY_NATIVE=off).
+    """
+    if os.environ.get("FOREBAY_NATIVE", "").lower() == "off":
+        raise NativeUnavailable("switched off by FOREBAY_NATIVE=off")
     wanted = os.environ.get("CXX")
     for name in (wanted,) if wanted else ("c++", "g++", "clang++"):
         path = shutil.which(name)
