@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import orjson
 
 from engine.tokenizer import Tokenizer
-from gateway.sse import json_line
 from gateway.text_choice import Delta, TokenEntry
 from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
 from gateway.wire.usage import Usage
@@ -27,44 +26,23 @@ class ChatReply:
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._chunk = ChunkTemplate(head, _CHUNK, include_usage=include_usage)
+        self._chunk = ChunkTemplate(
+            head, _CHUNK, before=b'"delta":{"content":', after=b"}", include_usage=include_usage
+        )
         self._wants_logprobs = wants_logprobs
-        self._plain_end = b'},"logprobs":null,"finish_reason":null' + self._chunk.suffix
-        self._starts: dict[int, bytes] = {}
 
     def opening(self, index: int) -> bytes:
         """The role, said once."""
-        return b'%b%d,"delta":{"role":"assistant","content":""%b' % (
-            self._chunk.prefix,
-            index,
-            self._plain_end,
-        )
+        return self._chunk.bare(index, b'"delta":{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A piece of content, always a string."""
-        start = self._starts.get(index)
-        if start is None:
-            start = b'%b%d,"delta":{"content":' % (self._chunk.prefix, index)
-            self._starts[index] = start
-        content = json_line(delta.text)
-        if not self._wants_logprobs:
-            return start + content + self._plain_end
-        logprobs = json_line(self._logprobs(delta.entries))
-        return b'%b%b},"logprobs":%b,"finish_reason":null%b' % (
-            start,
-            content,
-            logprobs,
-            self._chunk.suffix,
-        )
+        logprobs = self._logprobs(delta.entries) if self._wants_logprobs else None
+        return self._chunk.piece(index, delta.text, logprobs)
 
     def final(self, index: int, finish_reason: str) -> bytes:
         """The one chunk whose finish reason is not null."""
-        return b'%b%d,"delta":{},"logprobs":null,"finish_reason":"%b"%b' % (
-            self._chunk.prefix,
-            index,
-            finish_reason.encode(),
-            self._chunk.suffix,
-        )
+        return self._chunk.bare(index, b'"delta":{}', finish_reason)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import orjson
 
 from engine.tokenizer import Tokenizer
-from gateway.sse import json_line
 from gateway.text_choice import Delta, TokenEntry
 from gateway.wire.reply import ChunkTemplate, ReplyHead, WholeChoice, wire_logprob
 from gateway.wire.usage import Usage
@@ -26,10 +25,10 @@ class CompletionReply:
     ) -> None:
         self._head = head
         self._tokenizer = tokenizer
-        self._chunk = ChunkTemplate(head, _KIND, include_usage=include_usage)
+        self._chunk = ChunkTemplate(
+            head, _KIND, before=b'"text":', after=b"", include_usage=include_usage
+        )
         self._wants_logprobs = wants_logprobs
-        self._plain_end = b',"logprobs":null,"finish_reason":null' + self._chunk.suffix
-        self._starts: dict[int, bytes] = {}
 
     def opening(self, index: int) -> bytes:  # noqa: ARG002 - a completion has no role to say
         """Nothing."""
@@ -37,29 +36,12 @@ class CompletionReply:
 
     def delta(self, index: int, delta: Delta) -> bytes:
         """A piece of text, always a string."""
-        start = self._starts.get(index)
-        if start is None:
-            start = b'%b%d,"text":' % (self._chunk.prefix, index)
-            self._starts[index] = start
-        text = json_line(delta.text)
-        if not self._wants_logprobs:
-            return start + text + self._plain_end
-        logprobs = json_line(self._logprobs(delta.entries))
-        return b'%b%b,"logprobs":%b,"finish_reason":null%b' % (
-            start,
-            text,
-            logprobs,
-            self._chunk.suffix,
-        )
+        logprobs = self._logprobs(delta.entries) if self._wants_logprobs else None
+        return self._chunk.piece(index, delta.text, logprobs)
 
     def final(self, index: int, finish_reason: str) -> bytes:
         """The one chunk whose finish reason is not null."""
-        return b'%b%d,"text":"","logprobs":null,"finish_reason":"%b"%b' % (
-            self._chunk.prefix,
-            index,
-            finish_reason.encode(),
-            self._chunk.suffix,
-        )
+        return self._chunk.bare(index, b'"text":""', finish_reason)
 
     def usage(self, usage: Usage) -> bytes:
         """The usage chunk."""

@@ -75,14 +75,48 @@ class ReplyFormat(Protocol):
 class ChunkTemplate:
     """A stream's chunks around their changing middle.
 
-    With usage asked for, every chunk but the last says `"usage":null`, as OpenAI's do.
+    `before` and `after` are the bytes around a piece of text in its choice, as in
+    `"delta":{"content":` and `}`. With usage asked for, every chunk but the last says
+    `"usage":null`, as OpenAI's do.
     """
 
-    def __init__(self, head: ReplyHead, kind: str, *, include_usage: bool) -> None:
+    def __init__(
+        self, head: ReplyHead, kind: str, *, before: bytes, after: bytes, include_usage: bool
+    ) -> None:
         self._fields = head.as_wire(kind)
-        start = json_line(self._fields)[:-1]
-        self.prefix = b"data: " + start + b',"choices":[{"index":'
-        self.suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._prefix = b"data: " + json_line(self._fields)[:-1] + b',"choices":[{"index":'
+        self._before = before
+        self._after = after
+        self._suffix = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._plain_end = after + b',"logprobs":null,"finish_reason":null' + self._suffix
+        self._starts: dict[int, bytes] = {}
+
+    def piece(self, index: int, text: str, logprobs: object | None) -> bytes:
+        """The chunk that adds text, always a string, to a choice."""
+        start = self._starts.get(index)
+        if start is None:
+            start = self._starts[index] = b"%b%d,%b" % (self._prefix, index, self._before)
+        content = json_line(text)
+        if logprobs is None:
+            return start + content + self._plain_end
+        return b'%b%b%b,"logprobs":%b,"finish_reason":null%b' % (
+            start,
+            content,
+            self._after,
+            json_line(logprobs),
+            self._suffix,
+        )
+
+    def bare(self, index: int, middle: bytes, finish_reason: str | None = None) -> bytes:
+        """A chunk of a choice that says `middle` and no log-probabilities."""
+        reason = b"null" if finish_reason is None else b'"%b"' % finish_reason.encode()
+        return b'%b%d,%b,"logprobs":null,"finish_reason":%b%b' % (
+            self._prefix,
+            index,
+            middle,
+            reason,
+            self._suffix,
+        )
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk that only says what it cost."""
