@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+LEAST_REPETITION_PENALTY = 0.01
+"""Logits are divided by it; far smaller ones would make them infinite."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

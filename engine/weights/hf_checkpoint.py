@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelLoadError
+from engine.sampling_params import LEAST_REPETITION_PENALTY
 from engine.tokenizer import Tokenizer
 from engine.weights.fields import Fields
 from engine.weights.hf_architecture import hf_architecture
@@ -64,7 +65,7 @@ _SAMPLING_DEFAULTS = {
     "top_p": (0.0, 1.0),
     "top_k": (-1.0, math.inf),
     "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.01, 10.0),
+    "repetition_penalty": (LEAST_REPETITION_PENALTY, 10.0),
 }
 """What a checkpoint may recommend, with the least and greatest value that makes sense."""
 

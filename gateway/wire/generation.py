@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.sampling_params import LEAST_REPETITION_PENALTY
 from gateway.wire.fields import Fields, as_integer
 
 MAX_CHOICES = 16
@@ -13,8 +14,6 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
-LEAST_REPETITION_PENALTY = 0.01
-"""Logits are divided by it; far smaller ones would make them infinite."""
 
 _INT64 = 1 << 63
 
