@@ -18,22 +18,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cache.block import BlockKey
+
 
 class PoolExhausted(Exception):
     """Fewer pages can be had than were asked for; nothing was taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockKey:
-    """A full block's name and what a hit must agree with beside the name.
-
-    `link` is the chain hash of the block, `parent` the one before it, `token_bytes` the block's own
-    ids as little-endian uint32: a hash collision then shows as a difference and is a miss.
-    """
-
-    link: bytes
-    parent: bytes
-    token_bytes: bytes
 
 
 @dataclass(frozen=True, slots=True)

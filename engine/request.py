@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cache.block import NOBODY, Owner, Retention
+from cache.report import CacheUse
 from engine.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """The first `tokens` of a prompt (whole blocks of 16) are an operator's shared prefix, chained
+    from `root` and owned by nobody."""
+
+    root: bytes
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +27,8 @@ class EngineRequest:
     `chain_root` seeds the prefix hash chain: equal roots may share KV, unequal ones never do (see
     `cache.hashing.chain_root`). None keeps this sequence's KV out of the cache altogether. Lower
     `priority` runs first. `read_cache` False computes every prompt token (prompt logprobs need it)
-    but still stores the blocks.
+    but still stores the blocks. `owner` is whose the blocks are, for quotas and erasure; `shared` a
+    prefix that belongs to everybody; `retention` which prefixes to keep longer than others.
     """
 
     request_id: str
@@ -25,6 +37,9 @@ class EngineRequest:
     chain_root: bytes | None
     priority: int = 0
     read_cache: bool = True
+    owner: Owner = NOBODY
+    shared: SharedPrefix | None = None
+    retention: tuple[Retention, ...] = ()
 
 
 class FinishReason(StrEnum):
@@ -57,6 +72,7 @@ class EngineOutput:
     then STOP, so a consumer that shows text drops the last token exactly if `stopped_by_token`.
     `cached_tokens` counts prompt tokens served from the cache, fixed once the first token is out.
     `prompt_logprobs` comes once, with the first token: one entry per prompt token from the second.
+    `cache_use` comes once too, with the first token: what `cached_tokens` is made of.
     """
 
     request_id: str
@@ -67,3 +83,4 @@ class EngineOutput:
     stopped_by_token: bool = False
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    cache_use: CacheUse | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cache.device_pool import BlockKey
-from cache.hashing import CHAIN_BLOCK_TOKENS, extend_chain
+from cache.block import NOBODY, BlockKey
+from cache.hashing import CHAIN_BLOCK_TOKENS, extend_chain, leave_shared
 from engine.request import EngineRequest, TokenLogprobs
 from engine.sampling.sampler import SamplingRow
 from policies.scheduling import Rank
@@ -77,15 +77,30 @@ class Sequence:
             return []
         full = tokens // block_tokens
         while len(self._keys) < full:
-            parent = self._keys[-1].link if self._keys else root
-            start = len(self._keys) * block_tokens
-            view = self._tokens[start : start + block_tokens].astype("<u4", copy=False)
-            token_bytes = view.tobytes()
-            link = parent
-            for offset in range(0, len(token_bytes), 4 * CHAIN_BLOCK_TOKENS):
-                link = extend_chain(link, token_bytes[offset : offset + 4 * CHAIN_BLOCK_TOKENS])
-            self._keys.append(BlockKey(link, parent, token_bytes))
+            self._keys.append(self._next_key(root, block_tokens))
         return self._keys[:full]
+
+    def _next_key(self, root: bytes, block_tokens: int) -> BlockKey:
+        """A block that lies wholly in the shared prefix is everybody's; the first one behind it
+        continues under the request's own root."""
+        shared = self.request.shared
+        start = len(self._keys) * block_tokens
+        end = start + block_tokens
+        shared_tokens = shared.tokens if shared is not None else 0
+        own = end > shared_tokens
+        if self._keys:
+            parent = self._keys[-1].link
+        else:
+            parent = shared.root if shared is not None and not own else root
+        if own and 0 < start and start <= shared_tokens < end:
+            parent = leave_shared(parent, root)
+        view = self._tokens[start:end].astype("<u4", copy=False)
+        token_bytes = view.tobytes()
+        link = parent
+        for offset in range(0, len(token_bytes), 4 * CHAIN_BLOCK_TOKENS):
+            link = extend_chain(link, token_bytes[offset : offset + 4 * CHAIN_BLOCK_TOKENS])
+        owner = self.request.owner if own else NOBODY
+        return BlockKey(link, parent, token_bytes, start, owner)
 
     def forget_progress(self) -> None:
         """Preempted: every token must be computed, or found in the cache, again."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from cache.report import CacheStats, Erased
 from engine.report import EngineStats
 from engine.request import EngineOutput, EngineRequest
 
@@ -32,6 +33,21 @@ class Replica(Protocol):
 
     def stats(self) -> EngineStats:
         """The latest snapshot; cheap, safe from the event loop."""
+        ...
+
+    def cache_stats(self) -> CacheStats:
+        """The tiers' counters and each tenant's share; cheap, safe from the event loop."""
+        ...
+
+    async def erase_cache(self, tenant: bytes, scope: bytes | None) -> Erased:
+        """Remove a tenant's blocks (by its tags; `scope` None: all of its users') from every tier.
+
+        Blocks that running requests hold go when those end; they are found by nobody from now on.
+        """
+        ...
+
+    async def flush_cache(self) -> Erased:
+        """Remove every block that is this model's from every tier."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cache.device_pool import BlockKey, DevicePool, PoolExhausted
+from cache.block import BlockKey
+from cache.device_pool import DevicePool, PoolExhausted
 
 
 def key(number: int, parent: int = 0, tokens: bytes | None = None) -> BlockKey:
