@@ -92,7 +92,7 @@ class Sequence:
             parent = self._keys[-1].link
         else:
             parent = shared.root if shared is not None and not own else root
-        if own and 0 < start and start <= shared_tokens < end:
+        if own and 0 < start <= shared_tokens < end:
             parent = leave_shared(parent, root)
         view = self._tokens[start:end].astype("<u4", copy=False)
         token_bytes = view.tobytes()
