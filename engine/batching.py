@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.executors.base import StepBatch
 from engine.scheduler import Chunk
+from policies.cost import StepShape
 
 
 class BatchBuilder:
@@ -83,3 +84,14 @@ def wants_prompt_logprobs(chunk: Chunk) -> bool:
         and not sequence.generated
         and sequence.computed < sequence.prompt_tokens
     )
+
+
+def step_shape(chunks: Sequence[Chunk]) -> StepShape:
+    """What the cost model needs to know of a step."""
+    tokens = attended = context_read = 0
+    for chunk in chunks:
+        count, before = chunk.tokens, chunk.sequence.computed
+        tokens += count
+        attended += count * before + count * (count + 1) // 2
+        context_read += before + count
+    return StepShape(tokens, len(chunks), attended, context_read)

@@ -10,14 +10,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
-from cache.device_pool import DevicePool
-from engine.batching import BatchBuilder, wants_prompt_logprobs
+from cache.block_pool import Share
+from cache.report import CacheStats, Erased
+from cache.tiered_cache import TieredCache
+from engine.batching import BatchBuilder, step_shape, wants_prompt_logprobs
+from engine.caching import device_only
 from engine.errors import BadLogits, EngineError
 from engine.executors.base import Executor
 from engine.report import EngineStats, StepReport
@@ -31,6 +36,13 @@ _log = logging.getLogger("forebay.engine")
 
 Sink = Callable[[StepReport], None]
 
+T = TypeVar("T")
+OpenCache = Callable[[Executor, Callable[[], None]], TieredCache]
+
+_ERASURE_S = 60.0
+_SAVE_S = 10.0
+"""When stopping: so long blocks are written to Redis before the rest is given up."""
+_NEWS_S = 0.05
 _REST_S = 1.0
 """After that long without work the engine is at rest: time to check its books."""
 
@@ -55,8 +67,11 @@ class Engine:
         eos_token_ids: frozenset[int],
         options: EngineOptions,
         sink: Sink,
+        open_cache: OpenCache = device_only,
     ) -> None:
         """`sink` is called on the engine's thread after every step that has something to say.
+
+        `open_cache` gets a function that wakes the step loop, callable from any thread.
 
         Raises EngineError unless the pages hold at least one sequence of `max_context` tokens.
         """
@@ -73,8 +88,10 @@ class Engine:
         self._options = options
         self._sink = sink
         self._sampler = Sampler()
+        self._wake = threading.Condition()
+        self._cache = open_cache(executor, self._notify)
         self._scheduler = Scheduler(
-            DevicePool(blocks),
+            self._cache,
             block_tokens=block_tokens,
             step_tokens=options.step_tokens,
             max_running=options.max_running,
@@ -92,11 +109,12 @@ class Engine:
         self._checked_steps = 0
         self._idle_since = time.monotonic()
         self._alive = True
-        self._wake = threading.Condition()
         self._submitted: list[EngineRequest] = []  # guarded by _wake, like the next three
         self._aborted: list[str] = []
         self._calls: list[Callable[[], None]] = []
         self._stopping = False
+        self._closed = False
+        self._crashed = False
         self._thread = threading.Thread(target=self._run, name="forebay-engine", daemon=True)
 
     def start(self) -> None:
@@ -136,44 +154,70 @@ class Engine:
             last_step_age_s=time.monotonic() - self._idle_since,
         )
 
-    def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the engine's thread between two steps and wait for it.
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the engine's thread between two steps; returns what it returns.
 
         For what must see the pool at rest, such as integrity checks. Raises what it raises, and
         EngineError if the engine has stopped.
         """
-        done = threading.Event()
-        failure: list[BaseException] = []
+        answer: Future[T] = Future()
 
         def run() -> None:
             try:
-                function()
+                answer.set_result(function())
             except BaseException as error:  # noqa: BLE001 - handed to the caller below
-                failure.append(error)
-            finally:
-                done.set()
+                answer.set_exception(error)
 
         with self._wake:
             if self._stopping or not self._alive:
                 raise EngineError("the engine has stopped")
             self._calls.append(run)
             self._wake.notify()
-        done.wait()
-        if failure:
-            raise failure[0]
+        return answer.result()
+
+    def cache_stats(self) -> CacheStats:
+        """Every tier's counters. Any thread."""
+        return self._cache.stats()
+
+    def erase_cache(self, tenant: bytes | None, scope: bytes | None) -> Erased:
+        """Remove an owner's blocks from every tier (`tenant` None: everybody's); blocks.
+
+        What its running requests compute from now on is found by nobody. Raises EngineError if the
+        engine has stopped; Redis is waited for, and None in the answer if it could not be asked.
+        """
+        local, redis = self.call(lambda: self._erase(tenant, scope))
+        if redis is None:
+            return local
+        try:
+            return replace(local, redis=redis.result(_ERASURE_S))
+        except Exception as error:  # noqa: BLE001 - whatever it is, Redis was not cleared
+            _log.warning("the cache in Redis could not be erased: %s", type(error).__name__)
+            return replace(local, redis=None)
+
+    def set_shares(
+        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
+    ) -> None:
+        """Put floors and quotas to use; see `TieredCache.set_shares`."""
+        self.call(lambda: self._cache.set_shares(device, dram, redis))
 
     def check_integrity(self) -> None:
-        """Assert the pool's invariants between two steps; with nothing running, that no page is
+        """Assert the tiers' invariants between two steps; with nothing running, that no page is
         held."""
-        self.call(self._check_pool)
+        self.call(self._check_cache)
 
     def close(self) -> None:
-        """Abort what runs, stop the thread, close the executor. Idempotent."""
+        """Abort what runs, stop the thread, save the cache, close the executor. Idempotent."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        if self._closed:
+            return
+        self._closed = True
         if self._thread.ident is not None:
             self._thread.join()
+            if not self._crashed:
+                self._cache.save(_SAVE_S)
+        self._cache.close()
         self._executor.close()
 
     def _run(self) -> None:
@@ -181,6 +225,7 @@ class Engine:
             while self._take_in():
                 self._step()
         except BaseException:  # noqa: BLE001 - the thread's last word; the owner sees alive=False
+            self._crashed = True
             _log.exception("the step loop died")
         finally:
             with self._wake:
@@ -200,6 +245,7 @@ class Engine:
             submitted, self._submitted = self._submitted, []
             aborted, self._aborted = self._aborted, []
             calls, self._calls = self._calls, []
+        self._cache.settle()
         for call in calls:
             call()
         outputs = [output for request in submitted if (output := self._accept(request))]
@@ -216,9 +262,11 @@ class Engine:
             return self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(
-            self._submitted or self._aborted or self._calls or self._stopping or self._sequences
-        )
+        return bool(self._sequences) or self._has_news()
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
 
     def _check_at_rest(self) -> None:
         """Check the pool's books, once for every time that the engine comes to rest."""
@@ -226,15 +274,23 @@ class Engine:
             return
         self._checked_steps = self._steps
         try:
-            self._check_pool()
+            self._check_cache()
         except AssertionError:
-            _log.exception("the page pool's books are wrong")
+            _log.exception("the cache's books are wrong")
 
-    def _check_pool(self) -> None:
-        pool = self._scheduler.pool
-        pool.check_integrity()
-        if not self._scheduler.running:
-            assert pool.counts().held == 0, "an idle engine holds pages"
+    def _check_cache(self) -> None:
+        self._cache.check_integrity()
+        if not self._scheduler.running and not self._scheduler.loading and self._cache.quiet:
+            assert self._cache.device.counts().held == 0, "an idle engine holds pages"
+
+    def _erase(
+        self, tenant: bytes | None, scope: bytes | None
+    ) -> tuple[Erased, Future[int] | None]:
+        for sequence in self._sequences.values():
+            owner = sequence.request.owner
+            if tenant in (None, owner.tenant) and scope in (None, owner.scope):
+                sequence.erased = True
+        return self._cache.erase(tenant, scope)
 
     def _accept(self, request: EngineRequest) -> EngineOutput | None:
         """Put the request in line, or say why not."""
@@ -268,18 +324,38 @@ class Engine:
         if sequence is None:
             return None
         self._scheduler.remove(sequence)
-        return _last_words(request_id, FinishReason.ABORT, sequence.cached_tokens or 0)
+        return _last_words(request_id, FinishReason.ABORT, sequence.cached_tokens)
 
     def _step(self) -> None:
         chunks = self._scheduler.schedule()
         if not chunks:
+            self._wait_for_news()
             return
+        shape = step_shape(chunks)
         started = time.perf_counter()
         outputs = self._forward_and_sample(chunks)
         self._steps += 1
         self._idle_since = time.monotonic()
         seconds = time.perf_counter() - started
-        self._emit(outputs, seconds, sum(chunk.tokens for chunk in chunks), len(chunks))
+        self._emit(outputs, seconds, shape.tokens, shape.sequences)
+        self._cache.cost.observe_step(shape, seconds)
+        self._cache.maintain()
+
+    def _wait_for_news(self) -> None:
+        """Nothing can run: what is here waits for KV from a lower tier, or for pages that a
+        transfer holds. Wait for word of it, or for anything else that comes in."""
+        with self._wake:
+            if self._sequences:
+                self._wake.wait_for(self._has_news, _NEWS_S)
+
+    def _has_news(self) -> bool:
+        return bool(
+            self._submitted
+            or self._aborted
+            or self._calls
+            or self._stopping
+            or self._cache.has_mail
+        )
 
     def _forward_and_sample(self, chunks: Ordered[Chunk]) -> list[EngineOutput]:
         """Compute the chunks together; if that raises, each alone, so that only the culprit fails.
@@ -359,16 +435,17 @@ class Engine:
             request_id=sequence.request.request_id,
             token_ids=(token,),
             logprobs=logprobs,
-            cached_tokens=sequence.cached_tokens or 0,
+            cached_tokens=sequence.cached_tokens,
             finish_reason=reason,
             stopped_by_token=stopped,
             prompt_logprobs=of_prompt,
+            cache_use=sequence.cache_use if sequence.generated == 1 else None,
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:
         self._scheduler.remove(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        return _last_words(sequence.request.request_id, reason, sequence.cached_tokens or 0, error)
+        return _last_words(sequence.request.request_id, reason, sequence.cached_tokens, error)
 
     def _end_all(self) -> list[EngineOutput]:
         """Everything that is still here ends: on `close` as aborts, after a crash as errors."""

@@ -3,6 +3,9 @@
 One token budget per step, no prefill or decode modes: running sequences first, then waiting ones
 while budget, slots and pages last. When pages run out the least urgent running sequence releases
 its pages to the cache and waits again at its old place in line; nothing of it is lost.
+
+A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
+it is searched for, `loading` with its slot and pages while it is copied into them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,11 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
-from cache.device_pool import DevicePool
+from cache.block import BlockKey
+from cache.explanation import not_read
+from cache.promotion import Found
+from cache.report import CacheUse
+from cache.tiered_cache import TieredCache
 from engine.sequence import Sequence
 from policies.scheduling import pick_victim, share_budget
 
@@ -34,17 +41,19 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: DevicePool,
+        cache: TieredCache,
         *,
         block_tokens: int,
         step_tokens: int,
         max_running: int,
         prompt_logprob_tokens: int,
     ) -> None:
-        self.pool = pool
+        self.pool = cache.device
         self.preemptions = 0
         self.running: list[Sequence] = []  # in rank order
         self.waiting: list[Sequence] = []  # in rank order
+        self.loading: list[Sequence] = []
+        self._cache = cache
         self._block_tokens = block_tokens
         self._step_tokens = step_tokens
         self._prompt_logprob_tokens = prompt_logprob_tokens
@@ -52,7 +61,11 @@ class Scheduler:
         self._computing: dict[bytes, Sequence] = {}  # block link -> the sequence computing it
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence in line by its rank."""
+        """Put a sequence in line by its rank, and have its prompt searched for in every tier."""
+        keys = self._readable_keys(sequence)
+        if keys and sequence.lookup is None:
+            tenant = sequence.request.owner.tenant
+            sequence.lookup = self._cache.look_up(keys, tenant, sequence.prompt_tokens)
         insort(self.waiting, sequence, key=lambda waiting: waiting.rank)
 
     def schedule(self) -> list[Chunk]:
@@ -75,16 +88,19 @@ class Scheduler:
         """The chunk's KV is in the pages: count it and publish the blocks it filled."""
         sequence = chunk.sequence
         sequence.computed += chunk.tokens
-        keys = sequence.block_keys(self._block_tokens, sequence.computed)
-        for index in range(sequence.published, len(keys)):
-            self.pool.publish(sequence.pages[index], keys[index])
-            self._computing.pop(keys[index].link, None)
-        sequence.published = len(keys)
+        self._publish(sequence, sequence.computed)
+        if sequence.computed >= sequence.prompt_tokens > sequence.computed - chunk.tokens:
+            self._cache.prompt_done(sequence.pages, sequence.request.retention)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""
-        if sequence.slot is not None:
+        if sequence.lookup is not None:
+            self._cache.close_lookup(sequence.lookup)
+        if sequence in self.loading:
+            sequence.leaving = True  # its pages are being written: they are released after that
+        elif sequence.slot is not None:
             self.running.remove(sequence)
+            self._cache.sequence_done(sequence.pages[: sequence.published])
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -93,47 +109,109 @@ class Scheduler:
         for sequence in list(self.waiting):
             if not budget or not self._free_slots:
                 return
-            keys = sequence.block_keys(self._block_tokens, sequence.known - 1)
-            hits = self.pool.match(keys) if sequence.request.read_cache else []
-            if self._shall_wait_for_leader(sequence, len(hits)):
+            if sequence.lookup is not None and sequence.lookup.pending:
                 continue
-            if not self._fits(sequence, hits):
+            found = self._find(sequence)
+            if self._shall_wait_for_leader(sequence, len(found.pages) + len(found.slots)):
+                continue
+            if not self._fits(sequence, found.pages):
                 return  # strict order: nobody overtakes a sequence that waits for pages
             self.waiting.remove(sequence)
-            self._start(sequence, hits)
+            self._take_slot(sequence, found.pages)
+            if found.slots:
+                self._load(sequence, found)
+                continue
+            self._start(sequence, loaded_from=len(found.pages))
             share = min(self._wanted(sequence), budget)
             if not self._make_room(sequence, share):  # cannot be: _fits counted the pages
                 raise RuntimeError("an admitted sequence found no pages")
             chunks.append(Chunk(sequence, share))
             budget -= share
 
-    def _shall_wait_for_leader(self, sequence: Sequence, hits: int) -> bool:
-        """Whether the first missing block is being computed by a running sequence: waiting for it
-        beats computing the same prefix twice in one batch."""
+    def _readable_keys(self, sequence: Sequence) -> list[BlockKey]:
+        """Of the blocks that may be taken from the cache: never the last known token."""
         if not sequence.request.read_cache:
-            return False
-        keys = sequence.block_keys(self._block_tokens, sequence.known - 1)
+            return []
+        return sequence.block_keys(self._block_tokens, sequence.known - 1)
+
+    def _find(self, sequence: Sequence) -> Found:
+        keys = self._readable_keys(sequence)
+        if not keys or sequence.lookup is None:
+            return Found([], [])
+        return self._cache.find(sequence.lookup, keys)
+
+    def _shall_wait_for_leader(self, sequence: Sequence, hits: int) -> bool:
+        """Whether the first missing block is being computed, or loaded, for another sequence:
+        waiting for it beats doing the same twice."""
+        keys = self._readable_keys(sequence)
         return hits < len(keys) and keys[hits].link in self._computing
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
         """Whether every known token, and one more block, has a page once `hits` are held."""
         missing = -(-sequence.known // self._block_tokens) - len(hits)
         revived = self.pool.evictable_among(hits)
-        reserve = 1 if self.running else 0
-        return missing + revived + reserve <= self.pool.available()
+        reserve = 1 if self.running or self.loading else 0
+        return missing + revived + reserve <= self._available(sequence)
 
-    def _start(self, sequence: Sequence, hits: list[int]) -> None:
+    def _take_slot(self, sequence: Sequence, hits: list[int]) -> None:
         self.pool.hold(hits)
         sequence.pages = list(hits)
-        sequence.computed = len(hits) * self._block_tokens
-        sequence.published = len(hits)
-        if sequence.cached_tokens is None:  # counted once, whatever happens later
-            sequence.cached_tokens = sequence.computed
         sequence.slot = self._free_slots.popleft()
-        insort(self.running, sequence, key=lambda running: running.rank)
         keys = sequence.block_keys(self._block_tokens, sequence.known - 1)
         for key in keys[len(hits) :]:
             self._computing.setdefault(key.link, sequence)
+
+    def _load(self, sequence: Sequence, found: Found) -> None:
+        """Have what lies in DRAM copied into pages; the sequence runs when it is there."""
+        pages = self.pool.take(len(found.slots), sequence.request.owner.tenant)
+        sequence.pages += pages
+        self.loading.append(sequence)
+        on_device = len(found.pages)
+
+        def done(worked: bool) -> None:
+            self.loading.remove(sequence)
+            if not worked:
+                del sequence.pages[on_device:]
+                self.pool.release(pages)
+            if sequence.leaving:
+                self._release(sequence)
+                return
+            self._start(sequence, loaded_from=on_device)
+
+        self._cache.load(found.slots, pages, done)
+
+    def _start(self, sequence: Sequence, *, loaded_from: int) -> None:
+        """Run a sequence from the pages that it has; those from `loaded_from` on are not published
+        yet."""
+        sequence.computed = len(sequence.pages) * self._block_tokens
+        sequence.published = loaded_from
+        self._publish(sequence, sequence.computed)
+        insort(self.running, sequence, key=lambda running: running.rank)
+        lookup = sequence.lookup
+        if sequence.cache_use is None:  # counted once, whatever happens later
+            if lookup is None:
+                runs = not_read(self._block_tokens, sequence.prompt_tokens)
+                sequence.cache_use = CacheUse(self._block_tokens, runs=runs)
+            else:
+                sequence.cache_use = self._cache.use(
+                    lookup,
+                    self._readable_keys(sequence),
+                    sequence.pages,
+                    loaded_from,
+                    sequence.request.retention,
+                )
+        if lookup is not None:
+            self._cache.close_lookup(lookup)
+
+    def _publish(self, sequence: Sequence, tokens: int) -> None:
+        """Let others find the sequence's full blocks within its first `tokens` tokens."""
+        keys = sequence.block_keys(self._block_tokens, tokens)
+        for index in range(sequence.published, len(keys)):
+            key = keys[index]
+            if not sequence.erased:
+                self._cache.publish(sequence.pages[index], key, sequence.request.retention)
+            self._computing.pop(key.link, None)
+        sequence.published = len(keys)
 
     def _wanted(self, sequence: Sequence) -> int:
         wanted = sequence.known - sequence.computed
@@ -145,14 +223,17 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Give the sequence pages for `tokens` more; preempts others, or itself (then False)."""
         needed = -(-(sequence.computed + tokens) // self._block_tokens) - len(sequence.pages)
-        while needed > self.pool.available():
+        while needed > self._available(sequence):
             victim = self.running[pick_victim([running.rank for running in self.running])]
             self._preempt(victim)
             if victim is sequence:
                 return False
         if needed > 0:
-            sequence.pages += self.pool.take(needed)
+            sequence.pages += self.pool.take(needed, sequence.request.owner.tenant)
         return True
+
+    def _available(self, sequence: Sequence) -> int:
+        return self.pool.available(sequence.request.owner.tenant)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

@@ -6,6 +6,8 @@ import numpy as np
 
 from cache.block import NOBODY, BlockKey
 from cache.hashing import CHAIN_BLOCK_TOKENS, extend_chain, leave_shared
+from cache.promotion import Lookup
+from cache.report import CacheUse
 from engine.request import EngineRequest, TokenLogprobs
 from engine.sampling.sampler import SamplingRow
 from policies.scheduling import Rank
@@ -22,9 +24,12 @@ class Sequence:
     __slots__ = (
         "_keys",
         "_tokens",
-        "cached_tokens",
+        "cache_use",
         "computed",
+        "erased",
         "known",
+        "leaving",
+        "lookup",
         "pages",
         "prompt_logprobs",
         "prompt_tokens",
@@ -47,10 +52,20 @@ class Sequence:
         self.pages: list[int] = []
         self.published = 0
         self.slot: int | None = None
-        self.cached_tokens: int | None = None
+        self.lookup: Lookup | None = None
+        self.cache_use: CacheUse | None = None
+        self.leaving = False
+        """Removed while its pages were being loaded."""
+        self.erased = False
+        """Its owner's KV was erased: what it computes is not for others."""
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.row = SamplingRow(request.params, prompt)
         self._keys: list[BlockKey] = []
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the cache when it first ran; 0 before that."""
+        return self.cache_use.cached_tokens if self.cache_use is not None else 0
 
     @property
     def generated(self) -> int:

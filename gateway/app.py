@@ -12,6 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import endpoints
+from gateway.admin import routes as admin_routes
+from gateway.admin.cache import CacheAdmin
+from gateway.caches_api import CACHE_PREFIX, CACHES, CachesApi
 from gateway.errors import ApiError, internal_error, unavailable
 from gateway.http_call import ClientDisconnectedError, HttpCall
 from gateway.journey import Journey
@@ -19,6 +22,9 @@ from gateway.lifecycle import Lifecycle
 from gateway.logs import bind_request_id
 from gateway.metrics import Metrics
 from gateway.model_list import MODEL_PREFIX, ModelList
+from gateway.named_cache_store import MemoryStore, NamedCacheStore
+from gateway.named_caches import NamedCaches
+from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.served_model import ServedModel
 from gateway.sse import StreamTimes
@@ -37,6 +43,7 @@ _EXPOSED_HEADERS = (
     "retry-after",
     "x-forebay-replica",
     "x-forebay-cached-tokens",
+    "x-forebay-cached-tiers",
     "x-forebay-queue-ms",
     "x-forebay-engine-ms",
 )
@@ -50,17 +57,23 @@ def create_app(
     lifecycle: Lifecycle,
     *,
     stream_times: StreamTimes = StreamTimes(),  # noqa: B008 - frozen
+    named_store: NamedCacheStore | None = None,
 ) -> ASGIApp:
     """The application. `models` may be filled later, but before `lifecycle` says that it is ready;
-    `secret` keys every prefix chain."""
-    journey = Journey(runtime, models, metrics, secret, stream_times)
+    `secret` keys every prefix chain. `named_store` keeps the named prefixes; None: this process's
+    memory alone."""
+    recent = RecentRequests()
+    named = NamedCaches(named_store or MemoryStore(), secret)
+    journey = Journey(runtime, models, metrics, secret, stream_times, named, recent)
     model_list = ModelList(runtime, models, metrics)
     tokenizing = Tokenizing(runtime, models, metrics)
+    caches = CachesApi(runtime, models, metrics, named, journey, recent)
     pages = StatusPages(runtime, models, metrics, lifecycle)
     api: dict[str, dict[str, Handler]] = {
         "/v1/models": {"GET": model_list.show_all},
         "/v1/chat/completions": {"POST": partial(journey.run, endpoint=endpoints.CHAT)},
         "/v1/completions": {"POST": partial(journey.run, endpoint=endpoints.COMPLETIONS)},
+        CACHES: {"GET": caches.show_all, "POST": caches.create},
         "/tokenize": {"POST": tokenizing.tokenize},
         "/v1/tokenize": {"POST": tokenizing.tokenize},
         "/detokenize": {"POST": tokenizing.detokenize},
@@ -72,7 +85,18 @@ def create_app(
         "/metrics": {"GET": pages.metrics},
         "/version": {"GET": pages.version},
     }
-    routes = Routes(api, open_at_all_times, model_list.show_one, lifecycle)
+    cache_admin = CacheAdmin(runtime, models, secret, recent, named=named)
+
+    def by_path(path: str) -> Mapping[str, Handler] | None:
+        if path.startswith(MODEL_PREFIX):
+            return {"GET": model_list.show_one}
+        if path.startswith(CACHE_PREFIX):
+            return {"GET": caches.show_one, "POST": caches.extend, "DELETE": caches.delete}
+        if path.startswith(admin_routes.PREFIX):
+            return admin_routes.admin_methods(path, cache_admin)
+        return None
+
+    routes = Routes(api, open_at_all_times, by_path, lifecycle)
     return Application(routes, runtime)
 
 
@@ -83,13 +107,14 @@ class Routes:
         self,
         api: Mapping[str, Mapping[str, Handler]],
         open_at_all_times: Mapping[str, Mapping[str, Handler]],
-        show_model: Handler,
+        by_path: Callable[[str], Mapping[str, Handler] | None],
         lifecycle: Lifecycle,
     ) -> None:
-        """`api` is answered only while the gateway is ready, the others always."""
+        """`open_at_all_times` is answered always, `api` and what `by_path` finds for paths that
+        hold a name only while the gateway is ready."""
         self._api = api
         self._open = open_at_all_times
-        self._show_model = {"GET": show_model}
+        self._by_path = by_path
         self._lifecycle = lifecycle
 
     async def handle(self, call: HttpCall) -> None:
@@ -98,9 +123,7 @@ class Routes:
         if methods is not None:
             await _handler(methods, call)(call)
             return
-        methods = self._api.get(call.path)
-        if methods is None and call.path.startswith(MODEL_PREFIX):
-            methods = self._show_model
+        methods = self._api.get(call.path) or self._by_path(call.path)
         if methods is None:
             raise ApiError(404, "There is nothing at this path.", code="not_found")
         handler = _handler(methods, call)
@@ -146,7 +169,7 @@ class Application:
             layer = CORSMiddleware(
                 self._answer,
                 allow_origins=origins,
-                allow_methods=("GET", "POST"),
+                allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=_EXPOSED_HEADERS,
             )

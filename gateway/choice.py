@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
+from cache.report import CacheUse
 from engine.request import EngineOutput, EngineRequest, FinishReason
 from gateway.replica import Replica, TokenStream
 from gateway.text_choice import Delta, TextChoice
@@ -17,7 +18,11 @@ class GenerationFailedError(Exception):
 
 
 class Choice:
-    """Entering submits it, leaving ends it wherever it is."""
+    """Leaving its scope ends it wherever it is.
+
+    `cache_use` is how its prompt met the cache: said once, with the first token, and None until
+    then.
+    """
 
     def __init__(
         self, index: int, prompt_index: int, request: EngineRequest, text: TextChoice
@@ -29,7 +34,7 @@ class Choice:
         self.outputs: TokenStream
         self.opened = False
         self.finish_reason: str | None = None
-        self.cached_tokens = 0
+        self.cache_use: CacheUse | None = None
         self._scope = AsyncExitStack()
 
     async def submit(self, replica: Replica) -> None:
@@ -54,7 +59,8 @@ class Choice:
         """
         if output.finish_reason is FinishReason.ERROR:
             raise GenerationFailedError(output.error or "unknown")
-        self.cached_tokens = output.cached_tokens
+        if self.cache_use is None:
+            self.cache_use = output.cache_use
         delta = self.text.feed(output)
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason

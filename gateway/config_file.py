@@ -14,9 +14,10 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
-from gateway.settings import Section, Settings
+from gateway.settings import Settings
 from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, shown_key
 from gateway.settings_errors import Path as KeyPath
+from gateway.settings_section import Section
 from gateway.settings_unbuilt import take_out_unbuilt, unbuilt_keys
 from gateway.state_dir import StateDir
 from gateway.tenants import hash_key
@@ -28,6 +29,7 @@ _FLAGS: Mapping[str, KeyPath] = {
     "--log-format": ("server", "log_format"),
     "--log-level": ("server", "log_level"),
 }
+_LARGEST_PREFIX_BYTES = 16 << 20
 BUNDLED_MODEL_NAME = "smollm2-135m-instruct"
 DEMO_TENANT = "demo"
 
@@ -66,7 +68,8 @@ def load_settings(
         if variable not in _named_variables(tree)
     ]
     mistakes += [
-        f"{locate(source, origins, key)}: {message}" for key, message in take_out_unbuilt(tree)
+        f"{locate(source, origins, key)}: {message}"
+        for key, message in (*take_out_unbuilt(tree), *_read_prefix_files(tree))
     ]
     try:
         settings = Settings.model_validate(tree)
@@ -156,16 +159,56 @@ def _anchor_paths(tree: dict[str, Any], base: Path) -> None:
     for model in models if isinstance(models, list) else []:
         if isinstance(model, dict) and model.get("path") != "bundled":
             _anchor(model, "path", base)
+    prefixes = tree.get("shared_prefixes")
+    for prefix in prefixes if isinstance(prefixes, list) else []:
+        if isinstance(prefix, dict):
+            _anchor(prefix, "file", base)
     server = tree.get("server")
     if isinstance(server, dict) and isinstance(server.get("tls"), dict):
         _anchor(server["tls"], "cert", base)
         _anchor(server["tls"], "key", base)
+    if isinstance(redis := tree.get("redis"), dict):
+        _anchor(redis, "tls_ca", base)
 
 
 def _anchor(holder: dict[str, Any], key: str, base: Path) -> None:
     value = holder.get(key)
     if isinstance(value, str) and value:
         holder[key] = str(base / Path(value).expanduser())
+
+
+def _read_prefix_files(tree: dict[str, Any]) -> list[tuple[KeyPath, str]]:
+    """Put each shared prefix's file into the tree as its text; returns what is wrong with files."""
+    mistakes: list[tuple[KeyPath, str]] = []
+    prefixes = tree.get("shared_prefixes")
+    for index, prefix in enumerate(prefixes if isinstance(prefixes, list) else []):
+        if not isinstance(prefix, dict) or not isinstance(prefix.get("file"), str):
+            continue
+        if any(prefix.get(other) is not None for other in ("text", "messages")):
+            continue  # one too many, which validation says
+        try:
+            prefix["text"] = _text_of(Path(prefix.pop("file")))
+        except ValueError as error:
+            mistakes.append((("shared_prefixes", index, "file"), str(error)))
+            prefix["text"] = "unread"  # so that validation does not miss it as well
+    return mistakes
+
+
+def _text_of(path: Path) -> str:
+    """A file's text as it is, line ends included; raises ValueError saying why there is none."""
+    try:
+        if not path.is_file():
+            raise ValueError(f"no such file: {path}")
+        if path.stat().st_size > _LARGEST_PREFIX_BYTES:
+            raise ValueError(f"is larger than {_LARGEST_PREFIX_BYTES >> 20} MiB: {path}")
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"is not UTF-8 text: {path}") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read ({error.strerror}): {path}") from None
+    if not text:
+        raise ValueError(f"is empty: {path}")
+    return text
 
 
 def _apply_variable(
@@ -291,4 +334,5 @@ def _missing_files(settings: Settings) -> list[tuple[KeyPath, Path]]:
     ]
     named.append((("server", "tls", "cert"), settings.server.tls.cert))
     named.append((("server", "tls", "key"), settings.server.tls.key))
+    named.append((("redis", "tls_ca"), settings.redis.tls_ca))
     return [(key, path) for key, path in named if path is not None and not path.exists()]

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from gateway.settings import Settings, TenantSettings
 from gateway.settings_errors import ConfigError
+from gateway.settings_redis import url_secrets
 from gateway.state_dir import StateDir
-from gateway.tenants import KeyRing, Tenant, hash_key
+from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key
 
 
 def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
@@ -53,33 +54,55 @@ def server_secret(settings: Settings, environ: Mapping[str, str]) -> bytes:
     return secret.encode()
 
 
-def admin_key_digest(settings: Settings, environ: Mapping[str, str]) -> bytes | None:
-    """SHA-256 of the operator's key, None if there is none.
+def admin_key(
+    settings: Settings, environ: Mapping[str, str], *, embedded: bool = False
+) -> str | None:
+    """The operator's key, None if there is none.
 
-    Raises ConfigError if `server.metrics` needs one and its variable is not set.
+    `embedded`, there is no configuration file: then the key is made once in the state directory
+    where the variable is not set. Raises ConfigError if `server.metrics` needs a key and there is
+    none, and if the state directory cannot be used.
     """
     variable = settings.server.admin_key_env
     key = environ.get(variable, "").strip()
     if key:
-        return hashlib.sha256(key.encode()).digest()
+        return key
+    if embedded:
+        return StateDir.open(environ).admin_key()
     if settings.server.metrics == "admin-key":
         raise ConfigError([f"{variable}: is not set, and server.metrics is admin-key"])
     return None
+
+
+def admin_key_digest(
+    settings: Settings, environ: Mapping[str, str], *, embedded: bool = False
+) -> bytes | None:
+    """SHA-256 of `admin_key`, with its arguments and errors."""
+    key = admin_key(settings, environ, embedded=embedded)
+    return None if key is None else hashlib.sha256(key.encode()).digest()
 
 
 def known_secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[str]:
     """Every secret that is known in the clear, so that logs can be kept free of it."""
     variables = [settings.server.secret_env, settings.server.admin_key_env]
     variables += [key.env for tenant in settings.tenants for key in tenant.keys if key.env]
-    return frozenset(
-        secret for variable in variables if (secret := environ.get(variable, "").strip())
-    )
+    secrets = {secret for variable in variables if (secret := environ.get(variable, "").strip())}
+    redis = settings.redis
+    return frozenset(secrets) | url_secrets(redis.url) | url_secrets(redis.for_kv)
 
 
 def _tenant(entry: TenantSettings) -> Tenant:
+    cache = entry.cache
     return Tenant(
         id=entry.id,
         models=entry.models,
         concurrency=entry.limits.concurrency,
-        cache_scope=entry.cache.scope,
+        cache=TenantCache(
+            scope=cache.scope,
+            device_floor_bytes=cache.device_floor,
+            device_quota_bytes=cache.device_quota,
+            dram_floor_bytes=cache.dram_floor,
+            dram_quota_bytes=cache.dram_quota,
+            redis_quota_bytes=cache.redis_quota,
+        ),
     )

@@ -15,6 +15,7 @@ from gateway.served_model import ServedModel
 from gateway.sse import DONE, EventStream, StreamTimes, event
 from gateway.text_choice import TokenEntry
 from gateway.wire.reply import ReplyFormat, WholeChoice
+from gateway.wire.usage import Usage
 
 _log = structlog.get_logger("forebay.request")
 
@@ -77,20 +78,26 @@ async def _stream_choices(
 
 async def whole_answer(request: Request, reply: ReplyFormat, model: ServedModel) -> None:
     """Wait for every choice, then answer at once. Raises ApiError if one fails."""
+    choices = await run_to_end(request)
+    usage = request.usage()
+    headers = [
+        *_receipt(request, model),
+        (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
+        (b"x-forebay-cached-tiers", _tiers(usage)),
+        (b"x-forebay-engine-ms", _ms(request.submitted_s, request.last_token_s)),
+    ]
+    await request.call.answer(200, reply.whole(choices, usage), headers=headers)
+
+
+async def run_to_end(request: Request) -> list[WholeChoice]:
+    """Wait for every choice. Raises ApiError if one fails."""
     try:
-        choices = await _collect_choices(request)
+        return await _collect_choices(request)
     except Exception as error:
         failure = _as_api_error(request, error)
         if failure is None:
             raise
         raise failure from error
-    usage = request.usage()
-    headers = [
-        *_receipt(request, model),
-        (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
-        (b"x-forebay-engine-ms", _ms(request.submitted_s, request.last_token_s)),
-    ]
-    await request.call.answer(200, reply.whole(choices, usage), headers=headers)
 
 
 async def _collect_choices(request: Request) -> list[WholeChoice]:
@@ -132,6 +139,11 @@ def _receipt(request: Request, model: ServedModel) -> list[Header]:
         (b"x-forebay-replica", model.replica.name.encode()),
         (b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s)),
     ]
+
+
+def _tiers(usage: Usage) -> bytes:
+    """`device=512,dram=0,redis=64`: every tier, from the fastest."""
+    return ",".join(f"{tier}={tokens}" for tier, tokens in usage.cached_by_tier.items()).encode()
 
 
 def _ms(start_s: float | None, end_s: float | None) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.prompts import Prompt, encode_conversation, encode_prompts
 from gateway.served_model import ServedModel
-from gateway.wire.chat import read_chat
+from gateway.wire.chat import ChatRequest, read_chat
 from gateway.wire.chat_reply import ChatReply
 from gateway.wire.completion_reply import CompletionReply
 from gateway.wire.completions import read_completion
@@ -19,7 +19,8 @@ class Task:
     """A validated body. `encode` turns its text into prompts, `reply` writes its answer.
 
     `logprobs` is how many alternatives to show, None for none at all; `echo` puts the prompt in
-    front of the answer; `prompt_field` is the body's field that the prompt comes from.
+    front of the answer; `prompt_field` is the body's field that the prompt comes from. `chat` is
+    what a chat's body said.
     """
 
     generation: Generation
@@ -28,6 +29,7 @@ class Task:
     echo: bool
     encode: Callable[[ServedModel], Awaitable[list[Prompt]]]
     reply: type[ChatReply] | type[CompletionReply]
+    chat: ChatRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,19 @@ class Endpoint:
     read: Callable[[bytearray], Task]
 
 
-def _read_chat(body: bytearray) -> Task:
-    request = read_chat(body)
+def chat_task(request: ChatRequest) -> Task:
+    """What a chat body asks for."""
 
     async def encode(model: ServedModel) -> list[Prompt]:
         return [await encode_conversation(request.conversation, model)]
 
-    return Task(request.generation, "messages", request.logprobs, False, encode, ChatReply)
+    return Task(
+        request.generation, "messages", request.logprobs, False, encode, ChatReply, chat=request
+    )
+
+
+def _read_chat(body: bytearray) -> Task:
+    return chat_task(read_chat(body))
 
 
 def _read_completion(body: bytearray) -> Task:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from time import monotonic
+from urllib.parse import parse_qsl
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -49,6 +50,11 @@ class HttpCall:
         """The first header of this (lower-case) name."""
         value = self._headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
+
+    def query(self) -> dict[str, str]:
+        """The query string's parameters, the last of each name; what is not UTF-8 is replaced."""
+        raw: bytes = self._scope.get("query_string", b"")
+        return dict(parse_qsl(raw.decode("latin-1"), keep_blank_values=True))
 
     @property
     def expects_continue(self) -> bool:

@@ -13,7 +13,8 @@ from contextlib import AsyncExitStack
 from time import monotonic
 
 from gateway.admission import ConcurrencyLimits
-from gateway.cache_scope import request_chain_root
+from gateway.cache_scope import cache_terms
+from gateway.cached_content import with_cached_content
 from gateway.choice import Choice
 from gateway.delivery import engine_unavailable, stream_answer, whole_answer
 from gateway.endpoints import Endpoint, Task
@@ -22,12 +23,16 @@ from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
 from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.named_caches import NamedCaches
 from gateway.plan import plan_choices
+from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.served_model import ServedModel, find_model
+from gateway.shared_prefixes import SharedPrefixes
 from gateway.sse import StreamTimes
+from gateway.tenants import Tenant
 from gateway.unknown_fields import UnknownFields
 from gateway.wire.reply import ReplyFormat, ReplyHead
 
@@ -42,13 +47,19 @@ class Journey:
         metrics: Metrics,
         secret: bytes,
         times: StreamTimes,
+        named: NamedCaches,
+        recent: RecentRequests | None = None,
     ) -> None:
+        """`recent` remembers how the last requests met the cache; None: nobody does."""
         self._runtime = runtime
         self._models = models
         self._metrics = metrics
         self._secret = secret
         self._times = times
+        self._named = named
+        self._recent = recent
         self._limits = ConcurrencyLimits()
+        self._shared_prefixes = SharedPrefixes(secret)
         self._unknown_fields = UnknownFields(metrics)
 
     async def run(self, call: HttpCall, endpoint: Endpoint) -> None:
@@ -58,7 +69,7 @@ class Journey:
         broken off, which the client has been told; and ClientDisconnectedError.
         """
         request = Request(call, endpoint.name, self._runtime.current)
-        with settled(request, self._metrics):
+        with settled(request, self._metrics, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with AsyncExitStack() as scope:
@@ -67,12 +78,10 @@ class Journey:
                 self._unknown_fields.note(task.generation.unknown)
                 model = request.model = find_model(self._models, task.generation.model, tenant)
                 # before tokenizing: that is work which a tenant must not have done without limit
-                scope.enter_context(self._limits.slot(tenant))
-                scope.enter_context(self._metrics.in_flight(tenant.id))
+                self.admit(tenant, scope)
+                task = request.task = await with_cached_content(task, tenant, model, self._named)
                 request.prompts = await task.encode(model)
-                chain_root = request_chain_root(self._secret, tenant, task.generation, model)
-                choices = plan_choices(task, request.prompts, model, chain_root)
-                await self._submit(request, choices, model, scope)
+                await self.submit(request, task, tenant, model, scope)
                 reply = self._reply(endpoint, task, model)
                 if task.generation.stream:
                     await stream_answer(
@@ -84,6 +93,31 @@ class Journey:
                     )
                 else:
                     await whole_answer(request, reply, model)
+
+    def admit(self, tenant: Tenant, scope: AsyncExitStack) -> None:
+        """Take one of the tenant's places for as long as the scope lasts; a 429 if all are taken.
+        Whatever of the tenant's runs on a replica goes through here."""
+        scope.enter_context(self._limits.slot(tenant))
+        scope.enter_context(self._metrics.in_flight(tenant.id))
+
+    async def submit(
+        self,
+        request: Request,
+        task: Task,
+        tenant: Tenant,
+        model: ServedModel,
+        scope: AsyncExitStack,
+    ) -> None:
+        """Hand the request's prompts to the replica; its choices end with the scope at the latest.
+
+        Raises a 400 ApiError for what the model cannot take, a 503 where the replica is full or
+        gone.
+        """
+        terms = cache_terms(self._secret, tenant, task.generation, model)
+        declared = request.snapshot.settings.shared_prefixes
+        shared = await self._shared_prefixes.of(model, declared)
+        choices = plan_choices(task, request.prompts, model, terms, shared)
+        await self._submit(request, choices, model, scope)
 
     async def _submit(
         self, request: Request, choices: list[Choice], model: ServedModel, scope: AsyncExitStack

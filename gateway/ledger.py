@@ -9,17 +9,24 @@ from time import monotonic
 
 import structlog
 
+from cache.block import Tier
 from gateway.errors import ApiError
 from gateway.http_call import ClientDisconnectedError
 from gateway.metrics import Metrics
+from gateway.recent_requests import RecentRequests
 from gateway.request import Request
 
 _log = structlog.get_logger("forebay.request")
 
 
 @contextmanager
-def settled(request: Request, metrics: Metrics) -> Iterator[None]:
-    """Run the request inside; on the way out, whatever happened, settle it once."""
+def settled(
+    request: Request, metrics: Metrics, recent: RecentRequests | None = None
+) -> Iterator[None]:
+    """Run the request inside; on the way out, whatever happened, settle it once.
+
+    `recent` remembers how it met the cache; None for what never meets it.
+    """
     outcome = "error"
     status: int | None = None
     try:
@@ -33,6 +40,8 @@ def settled(request: Request, metrics: Metrics) -> Iterator[None]:
         raise
     finally:
         _settle(request, metrics, outcome, status)
+        if recent is not None:
+            recent.note(request)
 
 
 def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None) -> None:
@@ -50,7 +59,7 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         tpot_s=tpot_s,
         e2e_s=e2e_s,
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
+        cached_by_tier=usage.cached_by_tier,
         generated_tokens=usage.completion_tokens,
     )
     _log.info(
@@ -64,6 +73,9 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         stream=request.task.generation.stream if request.task else None,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
+        cached_device_tokens=usage.cached_by_tier[Tier.DEVICE],
+        cached_dram_tokens=usage.cached_by_tier[Tier.DRAM],
+        cached_redis_tokens=usage.cached_by_tier[Tier.REDIS],
         generated_tokens=usage.completion_tokens,
         ttft_ms=_ms(ttft_s),
         e2e_ms=_ms(e2e_s),

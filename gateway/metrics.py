@@ -7,8 +7,9 @@ counted under "other", so that no client can add a series.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Literal
 
 from prometheus_client import (
@@ -19,10 +20,13 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from cache.block import Tier
+from cache.hashing import owner_tags
+from cache.report import CacheStats
 from engine.report import EngineStats, StepReport
+from gateway.cache_metrics import CacheCollector
+from gateway.replica_metrics import ReplicaCollector
 from gateway.version import __version__
 
 # The client library would double every counter and histogram by the time it was made at.
@@ -32,7 +36,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.render` returns."""
 
 OTHER = "other"
-ENDPOINTS = frozenset({"chat", "completions", "models", "tokenize", "detokenize"})
+ENDPOINTS = frozenset({"chat", "completions", "models", "tokenize", "detokenize", "caches"})
 OUTCOMES = frozenset({"success", "cancelled", "error", "refused", "limited", "unavailable"})
 """`refused` is a 4xx of the client's making, `limited` the tenant's own limit (429), `unavailable`
 our capacity (503), `error` our fault, `cancelled` a client that left."""
@@ -52,10 +56,13 @@ _LAG_WINDOW_S = 60.0
 class Metrics:
     """All metrics of one gateway. Safe to call from any thread."""
 
-    def __init__(self, models: Iterable[str], tenants: Iterable[str]) -> None:
-        """`models` and `tenants` are the names that may become label values."""
+    def __init__(self, models: Iterable[str], tenants: Iterable[str], secret: bytes) -> None:
+        """`models` and `tenants` are the names that may become label values. `secret` is the
+        server's: under it replicas know the tenants by tags."""
         self._models = frozenset(models)
-        self._tenants = frozenset(tenants)
+        self._tenants: frozenset[str] = frozenset()
+        self._tenant_of_tag: dict[bytes, str] = {}
+        self._secret = secret
         self._registry = CollectorRegistry(auto_describe=False)
         self._requests_of: dict[tuple[str, str, str, str], Counter] = {}
         self._series_of: dict[tuple[str, str], _TenantModelSeries] = {}
@@ -79,12 +86,20 @@ class Metrics:
         self._cached = self._counter(
             "cached_tokens", "Prompt tokens taken from the cache.", by_both
         )
+        self._cached_by_tier = self._counter(
+            "cached_tokens_by_tier", "Prompt tokens taken from each tier.", (*by_both, "tier")
+        )
         self._generated = self._counter("generated_tokens", "Tokens generated.", by_both)
         self._in_flight = Gauge(
             "forebay_in_flight",
             "Requests taken and not yet answered to the end.",
             ("tenant",),
             registry=self._registry,
+        )
+        self._named_cache_store_failures = self._counter(
+            "named_cache_store_failures",
+            "Times that Redis did not keep or find named prefixes.",
+            (),
         )
         self._unknown_fields = self._counter(
             "unknown_fields", "Request fields that forebay does not know.", ()
@@ -114,10 +129,13 @@ class Metrics:
         build.labels(__version__).set(1)
         for result in ("success", "failure"):
             self._counter_of_reloads.labels(result)  # a counter that exists can be alerted on
+        self.add_tenants(tenants)
         for tenant in self._tenants:
             self._in_flight_child(tenant)
-        self._replicas = _ReplicaCollector()
+        self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)
+        self._caches = CacheCollector(self._tenant_of_tag)
+        self._registry.register(self._caches)
         lag_max = Gauge(
             "forebay_event_loop_lag_max_seconds",
             "The longest event-loop lag of the last one to two minutes.",
@@ -127,7 +145,10 @@ class Metrics:
 
     def add_tenants(self, tenants: Iterable[str]) -> None:
         """Names that a reload brought; earlier ones keep their series."""
-        self._tenants |= frozenset(tenants)
+        added = frozenset(tenants) - self._tenants
+        self._tenants |= added
+        for tenant in added:
+            self._tenant_of_tag[owner_tags(self._secret, tenant, None).tenant] = tenant
 
     def request_finished(
         self,
@@ -140,7 +161,7 @@ class Metrics:
         tpot_s: float | None = None,
         e2e_s: float | None = None,
         prompt_tokens: int = 0,
-        cached_tokens: int = 0,
+        cached_by_tier: Mapping[Tier, int] = MappingProxyType({}),
         generated_tokens: int = 0,
     ) -> None:
         """One request is over, however it ended. Times that never came to be are None."""
@@ -162,7 +183,9 @@ class Metrics:
         if e2e_s is not None:
             series.e2e.observe(e2e_s)
         series.prompt.inc(prompt_tokens)
-        series.cached.inc(cached_tokens)
+        for tier, tokens in cached_by_tier.items():
+            series.cached.inc(tokens)
+            series.cached_from[tier].inc(tokens)
         series.generated.inc(generated_tokens)
 
     @contextmanager
@@ -175,6 +198,10 @@ class Metrics:
         finally:
             gauge.dec()
 
+    def named_cache_store_failed(self) -> None:
+        """Redis did not answer about a named prefix; memory did."""
+        self._named_cache_store_failures.inc()
+
     def unknown_field(self) -> None:
         """A request had a field that forebay does not know. Its name is no label."""
         self._unknown_fields.inc()
@@ -182,6 +209,10 @@ class Metrics:
     def watch_replica(self, replica: str, model: str, stats: Callable[[], EngineStats]) -> None:
         """Report this replica's queue, pages and counters, asked for at every scrape."""
         self._replicas.watch(replica, model, stats)
+
+    def watch_cache(self, replica: str, model: str, stats: Callable[[], CacheStats]) -> None:
+        """Report this replica's cache tiers, asked for at every scrape."""
+        self._caches.watch(replica, model, stats)
 
     def observe_step(self, replica: str, report: StepReport) -> None:
         """One engine step of a replica that the configuration names."""
@@ -235,7 +266,7 @@ class _TenantModelSeries:
     """The children of one tenant and model, bound once: looking them up costs more than using
     them."""
 
-    __slots__ = ("cached", "e2e", "generated", "prompt", "tpot", "ttft")
+    __slots__ = ("cached", "cached_from", "e2e", "generated", "prompt", "tpot", "ttft")
 
     def __init__(self, metrics: Metrics, tenant: str, model: str) -> None:
         self.ttft = metrics._ttft.labels(tenant, model)
@@ -243,6 +274,9 @@ class _TenantModelSeries:
         self.e2e = metrics._e2e.labels(tenant, model)
         self.prompt = metrics._prompt.labels(tenant, model)
         self.cached = metrics._cached.labels(tenant, model)
+        self.cached_from = {
+            tier: metrics._cached_by_tier.labels(tenant, model, tier) for tier in Tier
+        }
         self.generated = metrics._generated.labels(tenant, model)
 
 
@@ -280,43 +314,3 @@ class _WindowedMax:
             self._previous = self._now if age < 2 * self._window_s else 0.0
             self._now = 0.0
             self._started += age - age % self._window_s
-
-
-class _ReplicaCollector(Collector):
-    """Reads every replica's own counters when somebody scrapes, and never in between."""
-
-    def __init__(self) -> None:
-        self._watched: dict[str, tuple[str, Callable[[], EngineStats]]] = {}
-
-    def watch(self, replica: str, model: str, stats: Callable[[], EngineStats]) -> None:
-        self._watched[replica] = (model, stats)
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["replica", "model"]
-        waiting = GaugeMetricFamily("forebay_waiting", "Sequences in line.", labels=labels)
-        running = GaugeMetricFamily("forebay_running", "Sequences in the batch.", labels=labels)
-        pages = GaugeMetricFamily("forebay_pages", "KV pages by state.", labels=[*labels, "state"])
-        alive = GaugeMetricFamily(
-            "forebay_replica_alive", "1 while the step loop runs.", labels=labels
-        )
-        age = GaugeMetricFamily(
-            "forebay_last_step_age_seconds",
-            "Since the step loop last finished a step or found nothing to do.",
-            labels=labels,
-        )
-        preemptions = CounterMetricFamily(
-            "forebay_preemptions", "Sequences put back in line for want of pages.", labels=labels
-        )
-        steps = CounterMetricFamily("forebay_steps", "Engine steps.", labels=labels)
-        for replica, (model, read) in list(self._watched.items()):
-            stats, at = read(), [replica, model]
-            waiting.add_metric(at, stats.waiting)
-            running.add_metric(at, stats.running)
-            pages.add_metric([*at, "free"], stats.pages_free)
-            pages.add_metric([*at, "cached"], stats.pages_cached)
-            pages.add_metric([*at, "held"], stats.pages_held)
-            alive.add_metric(at, float(stats.alive))
-            age.add_metric(at, stats.last_step_age_s)
-            preemptions.add_metric(at, stats.preemptions)
-            steps.add_metric(at, stats.steps)
-        yield from (waiting, running, pages, alive, age, preemptions, steps)

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import secrets
 
+from cache.block import Retention
 from engine.request import EngineRequest
 from engine.sampling_params import SamplingParams
+from gateway.cache_scope import CacheTerms
 from gateway.choice import Choice
 from gateway.endpoints import Task
 from gateway.errors import bad_request
 from gateway.prompts import Prompt, context_exceeded
 from gateway.sampling import choice_params
 from gateway.served_model import ServedModel
+from gateway.shared_prefixes import PrefixIndex
 from gateway.text_choice import EchoedPrompt, TextChoice
 
 
 def plan_choices(
-    task: Task, prompts: list[Prompt], model: ServedModel, chain_root: bytes | None
+    task: Task,
+    prompts: list[Prompt],
+    model: ServedModel,
+    terms: CacheTerms,
+    shared: PrefixIndex | None,
 ) -> list[Choice]:
     """In OpenAI's order: the choices of the first prompt, then those of the second.
 
+    `terms` say what the prompts may share with whom, `shared` knows what everybody may.
     Raises a 400 ApiError for a prompt that does not fit, for token ids that do not exist, and for
     more choices than could ever be taken at once: waiting would not help them.
     """
@@ -37,6 +45,9 @@ def plan_choices(
     run_id = secrets.token_hex(12)
     choices: list[Choice] = []
     for prompt_index, prompt in enumerate(prompts):
+        shared_prefix = None
+        if shared is not None and terms.chain_root is not None:
+            shared_prefix = shared.find(prompt.token_ids)
         params = choice_params(
             generation.sampling,
             model,
@@ -51,8 +62,11 @@ def plan_choices(
                 request_id=f"{run_id}-{index}",
                 prompt_token_ids=prompt.token_ids,
                 params=own,
-                chain_root=chain_root,
+                chain_root=terms.chain_root,
                 read_cache=not scores_prompt,
+                owner=terms.owner,
+                shared=shared_prefix,
+                retention=_retention(prompt, generation.keep_prompt_s),
             )
             text = _text(task, prompt, own, model, shows_generated=not scores_only)
             choices.append(Choice(index, prompt_index, request, text))
@@ -71,6 +85,14 @@ def fit_context(
     if room < 1:
         raise context_exceeded(model, str(prompt_tokens), prompt_field)
     return room if max_tokens is None else max(1, min(max_tokens, room))
+
+
+def _retention(prompt: Prompt, keep_prompt_s: int | None) -> tuple[Retention, ...]:
+    """What breakpoints ask for, and for the whole prompt what the request does."""
+    if keep_prompt_s is None:
+        return prompt.retention
+    whole = Retention(len(prompt.token_ids), keep_prompt_s, durable=True)
+    return (*prompt.retention, whole)
 
 
 def _text(

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from cache.block import Retention
 from engine.errors import TemplateError
+from gateway.breakpoints import kept_prefixes
 from gateway.errors import ApiError, bad_request
 from gateway.served_model import ServedModel
 from gateway.wire.completions import CompletionRequest
@@ -22,10 +24,16 @@ _tokenizing = ThreadPoolExecutor(max_workers=2, thread_name_prefix="forebay-toke
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, and the text where the client gave text."""
+    """Token ids, and the text where the client gave text.
+
+    `messages` is how many messages of a chat come before the opening of the answer, `retention`
+    says which beginnings of the prompt its client wants kept.
+    """
 
     token_ids: list[int]
     text: str | None
+    messages: int | None = None
+    retention: tuple[Retention, ...] = ()
 
 
 async def encode_conversation(
@@ -49,23 +57,27 @@ async def encode_conversation(
             param=conversation.tool_result_path,
         )
 
-    def encode() -> list[int]:
-        return template.encode(
-            conversation.messages,
-            now=datetime.now(UTC),
-            add_generation_prompt=add_generation_prompt,
+    def encode() -> Prompt:
+        now = datetime.now(UTC)
+        ids = template.encode(
+            conversation.messages, now=now, add_generation_prompt=add_generation_prompt
         )
+        # what cannot fit is refused later: no more of it need be rendered
+        fits = len(ids) < model.max_context
+        kept = kept_prefixes(ids, conversation, template, now) if fits else ()
+        messages = len(conversation.messages) if add_generation_prompt else None
+        return Prompt(ids, None, messages=messages, retention=kept)
 
+    # every breakpoint renders and tokenizes up to the whole text once more
+    characters = conversation.characters() * (1 + len(conversation.breakpoints))
     try:
-        if conversation.characters() > _LONG_CHARACTERS:
-            ids = await asyncio.get_running_loop().run_in_executor(_tokenizing, encode)
-        else:
-            ids = encode()
+        if characters > _LONG_CHARACTERS:
+            return await asyncio.get_running_loop().run_in_executor(_tokenizing, encode)
+        return encode()
     except TemplateError as error:
         raise bad_request(
             f"The model's chat template refuses these messages: {error}", param="messages"
         ) from None
-    return Prompt(ids, None)
 
 
 async def encode_prompts(request: CompletionRequest, model: ServedModel) -> list[Prompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,11 @@ class ConfigSource:
         return Snapshot(
             settings,
             build_key_ring(settings, self.environ),
-            admin_key_digest(settings, self.environ),
+            admin_key_digest(settings, self.environ, embedded=self.path is None),
         )
+
+
+Apply = Callable[[Settings], Awaitable[None]]
 
 
 class Reloader:
@@ -82,6 +85,11 @@ class Reloader:
         self._metrics = metrics
         self._seen = _fingerprint(source.path)
         self._one_at_a_time = asyncio.Lock()
+        self._apply: Apply | None = None
+
+    def on_change(self, apply: Apply) -> None:
+        """Have `apply` put to use what lies deeper than a request looks."""
+        self._apply = apply
 
     async def reload(self) -> bool:
         """Read the file again and use it as a whole; True if it is now in use. Never raises."""
@@ -104,6 +112,8 @@ class Reloader:
             return False
         self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
         self._config.replace(snapshot)
+        if self._apply is not None:
+            await self._apply(snapshot.settings)
         self._metrics.config_loaded("success", reload=True)
         _log.info("config reloaded", tenants=len(snapshot.settings.tenants))
         return True
@@ -132,6 +142,7 @@ def refuse_restart_changes(old: Settings, new: Settings) -> None:
         if key not in _RELOADABLE_SERVER_KEYS
         and getattr(old.server, key) != getattr(new.server, key)
     ]
+    changed += _differing(old.redis, new.redis, "redis")
     if len(old.models) != len(new.models):
         changed.append("models")
     else:

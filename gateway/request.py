@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import monotonic
 
+from cache.report import CacheUse
 from gateway.choice import Choice
 from gateway.endpoints import Task
 from gateway.http_call import HttpCall
@@ -12,7 +13,7 @@ from gateway.prompts import Prompt
 from gateway.reload import Snapshot
 from gateway.served_model import ServedModel
 from gateway.tenants import Tenant
-from gateway.wire.usage import Usage
+from gateway.wire.usage import Usage, sum_by_tier
 
 
 @dataclass(slots=True)
@@ -47,20 +48,26 @@ class Request:
             self.first_token_s = self.last_token_s
 
     def usage(self) -> Usage:
-        """Tokens so far, none before the engine has the request.
-
-        A prompt's cached tokens are those of its least lucky choice: the others may have found what
-        that one computed.
-        """
-        cached: dict[int, int] = {}
-        for choice in self.choices:
-            found = cached.get(choice.prompt_index, choice.cached_tokens)
-            cached[choice.prompt_index] = min(found, choice.cached_tokens)
+        """Tokens so far, none before the engine has the request."""
+        uses = self.cache_uses()
         return Usage(
-            prompt_tokens=sum(len(self.prompts[index].token_ids) for index in cached),
-            cached_tokens=sum(cached.values()),
+            prompt_tokens=sum(len(self.prompts[index].token_ids) for index in uses),
+            cached_by_tier=sum_by_tier(uses.values()),
             completion_tokens=sum(choice.text.generated for choice in self.choices),
         )
+
+    def cache_uses(self) -> dict[int, CacheUse | None]:
+        """How each prompt that the engine has met the cache, by its index.
+
+        It is what its least lucky choice did: the others may have found what that one computed.
+        None while that one has not run.
+        """
+        uses: dict[int, CacheUse | None] = {}
+        for choice in self.choices:
+            known = uses.setdefault(choice.prompt_index, choice.cache_use)
+            if _cached_tokens(choice.cache_use) < _cached_tokens(known):
+                uses[choice.prompt_index] = choice.cache_use
+        return uses
 
     def ttft_s(self) -> float | None:
         """From the request to its first token."""
@@ -76,3 +83,7 @@ class Request:
         if gaps < 1:
             return None
         return (self.last_token_s - self.first_token_s) * len(self.choices) / gaps
+
+
+def _cached_tokens(use: CacheUse | None) -> int:
+    return 0 if use is None else use.cached_tokens

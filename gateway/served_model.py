@@ -24,7 +24,8 @@ class ServedModel:
     `fingerprint` is the checkpoint's (hex), `created` a Unix time in seconds.
     `generation_defaults` are the checkpoint's own sampling values (temperature, top_p, top_k,
     min_p, repetition_penalty), used where a request leaves them out. `max_sequences` is how many
-    sequences its replica takes at once, running and waiting (None: any number).
+    sequences its replica takes at once, running and waiting (None: any number). Its KV is kept in
+    blocks of `kv_block_tokens` tokens, `kv_block_bytes` each.
     """
 
     name: str
@@ -36,6 +37,8 @@ class ServedModel:
     created: int
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     max_sequences: int | None = None
+    kv_block_tokens: int = 16
+    kv_block_bytes: int = 0
 
     @property
     def vocab_size(self) -> int:

@@ -23,7 +23,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import EngineError
-from gateway.credentials import known_secrets, server_secret
+from gateway.credentials import admin_key, known_secrets, server_secret
 from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
 from gateway.listening import base_url, check_tls, listen
@@ -31,8 +31,10 @@ from gateway.load_progress import ReportProgress, show_progress
 from gateway.logs import configure_logging
 from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
+from gateway.named_cache_store import LateNamedStore, NamedCacheStore
 from gateway.reload import ConfigSource, Reloader, RuntimeConfig, Snapshot
 from gateway.settings import Settings
+from gateway.settings_errors import ConfigError
 from gateway.state_dir import StateDir
 from gateway.version import __version__
 
@@ -55,8 +57,32 @@ class OpenFleet(Protocol):
     """
 
     def __call__(
-        self, settings: Settings, *, metrics: Metrics, progress: ReportProgress
-    ) -> AbstractAsyncContextManager[Mapping[str, ServedModel]]: ...
+        self,
+        settings: Settings,
+        *,
+        environ: Mapping[str, str],
+        secret: bytes,
+        metrics: Metrics,
+        progress: ReportProgress,
+    ) -> AbstractAsyncContextManager[OpenedFleet]: ...
+
+
+class OpenedFleet(Protocol):
+    """What a fleet consists of once it is open."""
+
+    @property
+    def models(self) -> Mapping[str, ServedModel]:
+        """By name."""
+        ...
+
+    @property
+    def named_store(self) -> NamedCacheStore:
+        """Where the tenants' named prefixes are kept."""
+        ...
+
+    async def apply(self, settings: Settings) -> None:
+        """Put what a reload has changed to use."""
+        ...
 
 
 class MakeApp(Protocol):
@@ -70,6 +96,7 @@ class MakeApp(Protocol):
         metrics: Metrics,
         secret: bytes,
         lifecycle: Lifecycle,
+        named_store: NamedCacheStore,
     ) -> ASGIApp: ...
 
 
@@ -81,16 +108,19 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
     """Serve until told to stop; returns the exit code.
 
     0 after a stop, also one whose deadline cut streams off; 1 if a model cannot be loaded or the
-    server broke down. Raises ConfigError and PortUnavailable before anything is loaded.
+    server broke down. Raises PortUnavailable before anything is loaded, and ConfigError, also for
+    what only starting could tell.
     """
     snapshot = source.load()
     server = snapshot.settings.server
     secret = server_secret(snapshot.settings, source.environ)
     check_tls(server.tls)
     secrets = set(known_secrets(snapshot.settings, source.environ))
-    demo_key = StateDir.open(source.environ).demo_key() if source.path is None else None
-    if demo_key:
-        secrets.add(demo_key)
+    demo_key = None
+    if source.path is None:
+        demo_key = StateDir.open(source.environ).demo_key()
+        operators = admin_key(snapshot.settings, source.environ, embedded=True)
+        secrets |= {key for key in (demo_key, operators) if key}
     configure_logging(server.log_format, server.log_level, secrets=secrets)
     sockets = listen(server.host, server.port)
     try:
@@ -124,10 +154,14 @@ class _Process:
         self._metrics = Metrics(
             models=[model.name for model in settings.models],
             tenants=[tenant.id for tenant in settings.tenants],
+            secret=secret,
         )
         self._metrics.config_loaded("success", reload=False)
         self._reloader = Reloader(source, self._runtime, self._metrics)
+        self._environ = source.environ
+        self._secret = secret
         self._models: dict[str, ServedModel] = {}
+        self._named_store = LateNamedStore()
         self._lifecycle = Lifecycle()
         self._app = make_app(
             runtime=self._runtime,
@@ -135,6 +169,7 @@ class _Process:
             metrics=self._metrics,
             secret=secret,
             lifecycle=self._lifecycle,
+            named_store=self._named_store,
         )
         self._stop = asyncio.Event()
         self._loaded = asyncio.Event()
@@ -178,10 +213,18 @@ class _Process:
                         raise StartInterrupted
                     show(what, done, total)
 
-                models = await held.enter_async_context(
-                    self._open_fleet(self._settings, metrics=self._metrics, progress=progress)
+                fleet = await held.enter_async_context(
+                    self._open_fleet(
+                        self._settings,
+                        environ=self._environ,
+                        secret=self._secret,
+                        metrics=self._metrics,
+                        progress=progress,
+                    )
                 )
-            self._models.update(models)
+            self._named_store.use(fleet.named_store)
+            self._models.update(fleet.models)
+            self._reloader.on_change(fleet.apply)
             held.enter_context(_loaded_heap_at_rest())
             self._lifecycle.loaded()
             self._loaded.set()
@@ -307,6 +350,8 @@ def _exit_code(failure: BaseException | None, *, stopping: bool) -> int:
     """Say what went wrong, if anything did."""
     if isinstance(failure, StartInterrupted) or (failure is None and stopping):
         return 0
+    if isinstance(failure, ConfigError):
+        raise failure  # such as a state directory in use
     if isinstance(failure, EngineError):
         sys.stderr.write(f"forebay: {failure}\n")
         return 1

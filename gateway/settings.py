@@ -13,39 +13,33 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
+from gateway.settings_cache import (
+    CacheSettings,
+    SharedPrefixSettings,
+    TenantCacheSettings,
+    refuse_greedy_floors,
+)
+from gateway.settings_redis import RedisSettings
+from gateway.settings_section import Section, variable_name
 from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 TENANT_ID_RULE = "must be 1 to 64 letters, digits or any of . _ @ -"
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
 
 EnvironmentVariable = Annotated[str, Field(min_length=1)]
 """The name of an environment variable, not its content."""
-
-
-class Section(BaseModel):
-    """Base of every part of the tree: frozen, and no key is accepted that is not declared."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_is_all_defaults(cls, value: Any) -> Any:
-        """A section that is there but empty ("limits:" alone on its line) means its defaults."""
-        return {} if value is None else value
 
 
 class TlsSettings(Section):
@@ -98,7 +92,7 @@ class ServerSettings(Section):
     @field_validator("admin_key_env", "secret_env")
     @classmethod
     def _is_a_variable(cls, value: str) -> str:
-        return _variable_name(value)
+        return variable_name(value)
 
     @field_validator("cors_origins")
     @classmethod
@@ -117,21 +111,6 @@ class ReplicaSettings(Section):
     kind: Literal["in-process"] = "in-process"
     count: Annotated[Whole, Field(ge=1, le=1)] = 1
     threads: Annotated[Annotated[Whole, Field(ge=1, le=1024)] | None, AutoIsNone] = None
-
-
-class CacheSettings(Section):
-    """A model's KV pool. `device` is bytes; None ("auto"): a share of free GPU memory, or 512 MiB
-    on a CPU. `block_tokens` is a page's size, a multiple of the 16 tokens that are hashed."""
-
-    block_tokens: Annotated[Whole, Field(ge=16, le=1024)] = 16
-    device: Annotated[Annotated[ByteSize, Field(ge=1)] | None, AutoIsNone] = None
-
-    @field_validator("block_tokens")
-    @classmethod
-    def _is_whole_hash_blocks(cls, value: int) -> int:
-        if value % 16:
-            raise ValueError("must be a multiple of 16")
-        return value
 
 
 def _model_path(value: Any) -> Path | Literal["bundled"]:
@@ -211,19 +190,13 @@ class KeySettings(Section):
     @field_validator("env")
     @classmethod
     def _is_a_variable(cls, value: str | None) -> str | None:
-        return value if value is None else _variable_name(value)
+        return value if value is None else variable_name(value)
 
 
 class LimitSettings(Section):
     """`concurrency` is how many of the tenant's requests may be in flight; None: no limit."""
 
     concurrency: Annotated[Whole, Field(ge=1)] | None = None
-
-
-class TenantCacheSettings(Section):
-    """Within what a tenant's prompts share KV: the tenant, each of its users, or nothing."""
-
-    scope: Literal["tenant", "user", "none"] = "tenant"
 
 
 class TenantSettings(Section):
@@ -247,8 +220,11 @@ class Settings(Section):
     """The whole tree."""
 
     server: ServerSettings = ServerSettings()
+    redis: RedisSettings = RedisSettings()
     models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
+    # After the models, which their validators look at.
     tenants: Annotated[tuple[TenantSettings, ...], Field(min_length=1)]
+    shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
 
     @field_validator("models")
     @classmethod
@@ -262,11 +238,25 @@ class Settings(Section):
         _refuse_twins([tenant.id for tenant in value], "id")
         return value
 
+    @field_validator("tenants")
+    @classmethod
+    def _floors_leave_room(
+        cls, value: tuple[TenantSettings, ...], others: ValidationInfo
+    ) -> tuple[TenantSettings, ...]:
+        models: tuple[ModelSettings, ...] = others.data.get("models", ())
+        refuse_greedy_floors([model.cache for model in models], [tenant.cache for tenant in value])
+        return value
 
-def _variable_name(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise ValueError("must be the name of an environment variable")
-    return value
+    @field_validator("shared_prefixes")
+    @classmethod
+    def _prefixes_have_a_model(
+        cls, value: tuple[SharedPrefixSettings, ...], others: ValidationInfo
+    ) -> tuple[SharedPrefixSettings, ...]:
+        models: tuple[ModelSettings, ...] = others.data.get("models", ())
+        for index, prefix in enumerate(value):
+            if models and not any(prefix.is_for(model.name) for model in models):
+                raise ValueError(f"item {index} is for none of the models")
+        return value
 
 
 def _refuse_twins(names: list[str], what: str) -> None:

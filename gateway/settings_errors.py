@@ -72,13 +72,20 @@ def describe(error: Mapping[str, Any], known_keys: Iterable[str]) -> str:
             return "must be a list"
         case "string_type":
             return "must be text"
+        case "path_type":
+            return "must be a path"
         case "string_too_short" | "too_short":
             return "must not be empty"
         case "greater_than_equal":
-            return f"must be at least {context['ge']:g}"
+            return f"must be at least {_number(context['ge'])}"
         case "greater_than":
-            return f"must be more than {context['gt']:g}"
+            return f"must be more than {_number(context['gt'])}"
         case "less_than_equal":
-            return f"must be at most {context['le']:g}"
+            return f"must be at most {_number(context['le'])}"
         case _:
             return str(error["msg"])
+
+
+def _number(bound: float) -> str:
+    """A bound in full: 16777216, not 1.67772e+07."""
+    return str(int(bound)) if bound == int(bound) else str(bound)

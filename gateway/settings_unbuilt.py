@@ -16,33 +16,21 @@ _ANY = "[]"
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "off", "none")
 
 _UNBUILT: tuple[tuple[str, ...], ...] = (
-    ("redis", "url"),
-    ("redis", "timeout_ms"),
-    ("redis", "kv_url"),
-    ("redis", "encrypt"),
     ("database", "url"),
     ("routing", "policy"),
-    ("shared_prefixes",),
     ("models", _ANY, "quantize"),
     ("models", _ANY, "speculate", "method"),
     ("models", _ANY, "tokenizer"),
     ("models", _ANY, "remote"),
     ("models", _ANY, "price"),
-    ("models", _ANY, "cache", "dram"),
-    ("models", _ANY, "cache", "redis"),
     ("tenants", _ANY, "class"),
     ("tenants", _ANY, "weight"),
     ("tenants", _ANY, "slo"),
     ("tenants", _ANY, "limits", "rpm"),
     ("tenants", _ANY, "limits", "tpm"),
     ("tenants", _ANY, "limits", "budget_usd"),
-    ("tenants", _ANY, "cache", "device_floor"),
-    ("tenants", _ANY, "cache", "device_quota"),
-    ("tenants", _ANY, "cache", "dram_floor"),
-    ("tenants", _ANY, "cache", "dram_quota"),
-    ("tenants", _ANY, "cache", "redis_quota"),
 )
-_SECTIONS = frozenset({("redis",), ("database",), ("routing",), ("models", _ANY, "speculate")})
+_SECTIONS = frozenset({("database",), ("routing",), ("models", _ANY, "speculate")})
 """Parents of unbuilt keys that have nothing else in them."""
 
 REFUSAL = "not supported yet; leave it out"

@@ -25,7 +25,8 @@ _BYTES = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SWITCH = {"true": True, "on": True, "false": False, "off": False}
 
 
 def whole_number(value: Any) -> int:
@@ -51,7 +52,7 @@ def byte_size(value: Any) -> int:
 
 
 def duration_s(value: Any) -> float:
-    """Seconds: a number, or one with a unit (500ms, 30s, 2m, 1h)."""
+    """Seconds: a number, or one with a unit (500ms, 30s, 2m, 1h, 7d)."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
         return float(value)
     if isinstance(value, str) and (match := _QUANTITY.fullmatch(value)):
@@ -61,13 +62,31 @@ def duration_s(value: Any) -> float:
     raise ValueError("must be a duration such as 30, 30s, 500ms or 2m")
 
 
+def switch(value: Any) -> bool:
+    """True or false; as text (an environment variable's) `true`, `on`, `false` or `off`."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in _SWITCH:
+        return _SWITCH[value]
+    raise ValueError("must be true or false")
+
+
 def _auto_is_none(value: Any) -> Any:
     return None if value == "auto" else value
+
+
+def _off_is_zero(value: Any) -> Any:
+    return 0 if value is False or value == "off" else value
 
 
 Whole = Annotated[int, BeforeValidator(whole_number)]
 ByteSize = Annotated[int, BeforeValidator(byte_size)]
 DurationS = Annotated[float, BeforeValidator(duration_s), Field(le=86_400)]
+LongDurationS = Annotated[float, BeforeValidator(duration_s), Field(le=366 * 86_400)]
+Switch = Annotated[bool, BeforeValidator(switch)]
 
 AutoIsNone = BeforeValidator(_auto_is_none)
 """On an optional field: the word `auto` (or null) becomes None, "choose for me"."""
+
+OffIsZero = BeforeValidator(_off_is_zero)
+"""On a size: the word `off` (which YAML reads as false) becomes 0."""

@@ -1,4 +1,5 @@
-"""The directory where forebay keeps what it makes for itself: the server secret, the demo key."""
+"""The directory where forebay keeps what it makes for itself: the server secret, the demo key,
+the operator's key."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from gateway.settings_errors import ConfigError
 
 _SECRET_FILE = "server-secret"
 _DEMO_KEY_FILE = "demo-key"
+_ADMIN_KEY_FILE = "admin-key"
 KEY_PREFIX = "sk-forebay-"
 
 
@@ -49,6 +51,16 @@ class StateDir:
             ) from None
         return cls(path)
 
+    def private_directory(self, name: str) -> Path:
+        """The directory of this name in it, which only its owner may enter. Raises ConfigError."""
+        path = self.path / name
+        try:
+            path.mkdir(mode=0o700, exist_ok=True)
+            path.chmod(0o700)
+        except OSError as error:
+            raise ConfigError([f"{path}: cannot be made ({error.strerror})"]) from None
+        return path
+
     def server_secret(self) -> bytes:
         """The secret under which prompts are hashed, made once. Raises ConfigError."""
         return self._made_once(_SECRET_FILE, lambda: secrets.token_hex(32)).encode()
@@ -59,8 +71,19 @@ class StateDir:
 
     def existing_demo_key(self) -> str | None:
         """The demo tenant's key if there is one."""
+        return self._existing(_DEMO_KEY_FILE)
+
+    def admin_key(self) -> str:
+        """The operator's key where none is configured, made once. Raises ConfigError."""
+        return self._made_once(_ADMIN_KEY_FILE, new_key)
+
+    def existing_admin_key(self) -> str | None:
+        """The operator's key if one was made here."""
+        return self._existing(_ADMIN_KEY_FILE)
+
+    def _existing(self, name: str) -> str | None:
         try:
-            return (self.path / _DEMO_KEY_FILE).read_text().strip() or None
+            return (self.path / name).read_text().strip() or None
         except OSError:
             return None
 

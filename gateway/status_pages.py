@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import Mapping
 from ipaddress import ip_address
 
-from gateway.errors import ApiError, unauthorized
+from gateway.admin.auth import require_operator
+from gateway.errors import ApiError
 from gateway.http_call import HttpCall
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import CONTENT_TYPE, Metrics
@@ -84,13 +83,7 @@ class StatusPages:
             raise ApiError(
                 403, "Metrics are for this machine only.", type="permission_error", code="forbidden"
             )
-        scheme, _, key = (call.header("authorization") or "").partition(" ")
-        presented = hashlib.sha256(key.strip().encode()).digest()
-        expected = snapshot.admin_key_digest
-        if scheme.lower() != "bearer" or expected is None:
-            raise unauthorized("Metrics need the operator's key as 'Authorization: Bearer KEY'.")
-        if not hmac.compare_digest(presented, expected):
-            raise unauthorized("This is not the operator's key.")
+        require_operator(call, snapshot)
 
 
 def _is_local(call: HttpCall) -> bool:

@@ -15,17 +15,38 @@ CacheScope = Literal["tenant", "user", "none"]
 
 
 @dataclass(frozen=True, slots=True)
+class TenantCache:
+    """A tenant's part in the caches: within what its prompts share KV, and how much it may hold.
+
+    Floors and quotas are bytes, per replica on the device and in DRAM, over the whole fleet in
+    Redis. Others cannot push a tenant below its floor; a quota of None is none.
+    """
+
+    scope: CacheScope = "tenant"
+    device_floor_bytes: int = 0
+    device_quota_bytes: int | None = None
+    dram_floor_bytes: int = 0
+    dram_quota_bytes: int | None = None
+    redis_quota_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
     """One tenant as the gateway enforces it.
 
     `models` are glob patterns of model names; `concurrency` is how many requests may be in flight
-    at once (None: no limit); `cache_scope` says within what its prompts share KV.
+    at once (None: no limit).
     """
 
     id: str
     models: tuple[str, ...]
     concurrency: int | None
-    cache_scope: CacheScope
+    cache: TenantCache = TenantCache()
+
+    @property
+    def cache_scope(self) -> CacheScope:
+        """Within what the tenant's prompts share KV."""
+        return self.cache.scope
 
     def may_use(self, model: str) -> bool:
         """Whether one of the tenant's patterns matches the model's name."""

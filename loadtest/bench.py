@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from loadtest.cache_bench import CacheFigures, measure_cache
 from loadtest.campaign import Contender, Report, Tell, run_campaign, warm_up
 from loadtest.client import Target
 from loadtest.divergence import Divergence, measure_divergence
@@ -11,17 +12,18 @@ from loadtest.forebay_server import MODEL, running_forebay
 from loadtest.gateway_cost import GatewayCost, measure_gateway
 from loadtest.workloads import Workload
 
-PARTS = ("engine", "gateway", "divergence")
+PARTS = ("engine", "gateway", "divergence", "cache")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """What to measure: the workloads of the engine part (none: leave it out), whether the gateway's
-    own cost, and whether how bfloat16 diverges from float32."""
+    own cost, whether how bfloat16 diverges from float32, and whether the cache's tiers."""
 
     workloads: tuple[Workload, ...]
     gateway: bool
     divergence: bool
+    cache: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class BenchReport:
     reports: tuple[Report, ...]
     gateway: GatewayCost | None
     divergence: Divergence | None
+    cache: CacheFigures | None
 
 
 async def run_bench(
@@ -64,4 +67,5 @@ async def run_bench(
                     contenders, plan.workloads, repeats=repeats, seed=seed, tell=tell
                 )
     divergence = await measure_divergence(tell) if plan.divergence else None
-    return BenchReport(start_s, tuple(reports), cost, divergence)
+    cache = await measure_cache(repeats=repeats, seed=seed, tell=tell) if plan.cache else None
+    return BenchReport(start_s, tuple(reports), cost, divergence, cache)

@@ -15,6 +15,8 @@ import typer
 import uvloop
 
 from loadtest.bench import PARTS, BenchPlan, run_bench
+from loadtest.cache_bench import CacheFigures
+from loadtest.cache_bench_report import cache_notes, cache_tables
 from loadtest.campaign import CampaignError, Contender, Report, run_campaign
 from loadtest.client import Target
 from loadtest.connection import Endpoint
@@ -95,7 +97,8 @@ def bench(
     parts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PART]...", help="engine, gateway, divergence, or workloads of the engine."
+            metavar="[PART]...",
+            help="engine, gateway, divergence, cache, or workloads of the engine.",
         ),
     ] = None,
     repeats: _Repeats = 3,
@@ -122,6 +125,7 @@ def bench(
         plan.workloads,
         gateway=found.gateway,
         divergence=found.divergence,
+        cache=found.cache,
         markdown=markdown,
         json_path=json_path,
     )
@@ -138,6 +142,7 @@ def _show(
     *,
     gateway: GatewayCost | None = None,
     divergence: Divergence | None = None,
+    cache: CacheFigures | None = None,
     markdown: bool,
     json_path: Path | None,
 ) -> None:
@@ -145,20 +150,22 @@ def _show(
     machine = describe_machine()
     tables = [figures(reports, workloads)] if reports else []
     tables += [gateway_table(gateway)] if gateway is not None else []
+    tables += cache_tables(cache) if cache is not None else []
     typer.echo("\n".join(machine))
     for table in tables:
         typer.echo(f"\n{table.markdown() if markdown else table.text()}")
     lines = [gateway_note(gateway)] if gateway is not None else []
     lines += divergence_notes(divergence) if divergence is not None else []
+    lines += cache_notes(cache) if cache is not None else []
     typer.echo("")
     for line in [*lines, *notes(reports)]:
         typer.echo(line)
     if json_path is not None:
         try:
-            json_path.write_bytes(as_json(reports, workloads, machine, gateway, divergence))
+            json_path.write_bytes(as_json(reports, workloads, machine, gateway, divergence, cache))
         except OSError as error:
             _stop(f"{json_path}: cannot be written ({error.strerror})")
-    if any(report.failures for report in reports):
+    if any(report.failures for report in reports) or (cache is not None and cache.failures):
         raise typer.Exit(1)
 
 
@@ -180,6 +187,7 @@ def _planned(names: Sequence[str]) -> BenchPlan:
         tuple(STANDARD[name] for name in chosen),
         gateway="gateway" in names,
         divergence="divergence" in names,
+        cache="cache" in names,
     )
 
 

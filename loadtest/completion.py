@@ -23,8 +23,8 @@ class Completion:
 
     `ttft_s` ends with the first event that holds a choice, the first token. `tpot_s` is the time
     from there to the last such event over the tokens after the first; None for a single token.
-    `chunks` is in how many events the tokens came. `cached_tokens` is None if the server does not
-    say.
+    `chunks` is in how many events the tokens came, `text` what they say together. `cached_tokens`
+    is None if the server does not say.
     """
 
     pass_name: str
@@ -35,6 +35,7 @@ class Completion:
     output_tokens: int
     cached_tokens: int | None
     chunks: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class Failure:
 
 
 def completion_body(
-    model: str, prompt: Sequence[int], output_tokens: int, *, stream: bool = True
+    model: str, prompt: Sequence[int], output_tokens: int, *, stream: bool = True, **fields: object
 ) -> bytes:
-    """The JSON of one greedy `/v1/completions` request for exactly `output_tokens` tokens."""
+    """The JSON of one greedy `/v1/completions` request for exactly `output_tokens` tokens;
+    `fields` are more of its fields."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -56,6 +58,7 @@ def completion_body(
         "temperature": 0,
         "ignore_eos": True,
         "stream": stream,
+        **fields,
     }
     if stream:
         body["stream_options"] = {"include_usage": True}
@@ -91,7 +94,8 @@ def _read(answer: Answer, pass_name: str, prompt_tokens: int, output_tokens: int
     first_s = last_s = None
     finish: str | None = None
     usage: dict[str, Any] | None = None
-    chunks, done = 0, False
+    done = False
+    texts: list[str] = []
     for at_s, payload in _events(answer.arrivals):
         if payload == _DONE:
             done = True
@@ -102,7 +106,8 @@ def _read(answer: Answer, pass_name: str, prompt_tokens: int, output_tokens: int
         if choices := event.get("choices"):
             first_s = at_s if first_s is None else first_s
             last_s = at_s
-            chunks += bool(choices[0].get("text"))
+            if text := choices[0].get("text"):
+                texts.append(text)
             finish = choices[0].get("finish_reason") or finish
         usage = event.get("usage") or usage
     if not answer.whole:
@@ -126,7 +131,8 @@ def _read(answer: Answer, pass_name: str, prompt_tokens: int, output_tokens: int
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        chunks=chunks,
+        chunks=len(texts),
+        text="".join(texts),
     )
 
 

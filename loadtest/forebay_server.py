@@ -50,20 +50,31 @@ class RunningServer:
 @asynccontextmanager
 async def running_forebay(
     settings: Mapping[str, str] | None = None,
+    *,
+    state_dir: Path | None = None,
 ) -> AsyncIterator[RunningServer]:
-    """`forebay serve` on a free port with the bundled model, a key and a state directory of its
-    own; stopped by SIGTERM at the end of the scope.
+    """`forebay serve` on a free port with the bundled model and a key of its own; stopped by
+    SIGTERM at the end of the scope.
 
-    Settings can still be overridden by FOREBAY_* variables, as everywhere; `settings` are more of
-    them. Raises CampaignError with the end of its log if it does not become ready.
+    Its state goes with the scope too, unless it is kept in `state_dir`. Settings can still be
+    overridden by FOREBAY_* variables, as everywhere; `settings` are more of them. Raises
+    CampaignError with the end of its log if it does not become ready.
     """
     started_s = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory(prefix="forebay-loadtest-") as scratch,
-        _started(Path(scratch), settings or {}) as server,
-    ):
-        await _until_ready(server)
-        yield RunningServer(server.endpoint, server.process.pid, time.monotonic() - started_s)
+    with tempfile.TemporaryDirectory(prefix="forebay-loadtest-") as directory:
+        scratch = Path(directory)
+        where = _Files(scratch, state_dir or scratch / "state")
+        with _started(where, settings or {}) as server:
+            await _until_ready(server)
+            took_s = time.monotonic() - started_s
+            yield RunningServer(server.endpoint, server.process.pid, took_s)
+
+
+class _Files(NamedTuple):
+    """Where a server's files are: `scratch` is for one run, `state` is what it keeps."""
+
+    scratch: Path
+    state: Path
 
 
 class _Server(NamedTuple):
@@ -73,12 +84,12 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _started(scratch: Path, settings: Mapping[str, str]) -> Iterator[_Server]:
-    """The process, with all its files in `scratch`; ended with the scope."""
-    key, port = secrets.token_urlsafe(32), _free_port()
-    config, log = scratch / "forebay.yaml", scratch / "forebay.log"
+def _started(files: _Files, settings: Mapping[str, str]) -> Iterator[_Server]:
+    """The process; ended with the scope."""
+    key, port = secrets.token_urlsafe(32), free_port()
+    config, log = files.scratch / "forebay.yaml", files.scratch / "forebay.log"
     config.write_text(_CONFIG)
-    environment = {_KEY_VARIABLE: key, "FOREBAY_STATE_DIR": str(scratch / "state")}
+    environment = {_KEY_VARIABLE: key, "FOREBAY_STATE_DIR": str(files.state)}
     with log.open("wb") as output:
         # A session of its own: Ctrl-C in the terminal is for the measurement, which then stops it.
         process = subprocess.Popen(
@@ -122,7 +133,8 @@ def _forebay_command() -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

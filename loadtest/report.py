@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from loadtest.cache_bench import CacheFigures
 from loadtest.campaign import Report
 from loadtest.cells import Cell, cells_of, lead, spread
 from loadtest.divergence import OUTPUT_TOKENS, Divergence
@@ -104,6 +105,7 @@ def as_json(
     machine: Sequence[str],
     gateway: GatewayCost | None = None,
     divergence: Divergence | None = None,
+    cache: CacheFigures | None = None,
 ) -> bytes:
     """Every repetition with all its percentiles, indented, with a newline at the end."""
     document = {
@@ -113,6 +115,7 @@ def as_json(
         "leads": leads(reports, workloads) if reports else [],
         "gateway": gateway,
         "divergence": divergence,
+        "cache": cache,
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

@@ -35,7 +35,8 @@ class Workload:
     """A closed loop: `concurrency` clients, each sending its next request when its last is done.
 
     Every one of `prompts` prompts is `shared_tokens` that all of them begin with and `own_tokens`
-    of its own. It is sent once for each of `passes`, one right after the other: more than one pass
+    of its own. With several `prefixes` there are so many beginnings, and the prompts take them in
+    turn. It is sent once for each of `passes`, one right after the other: more than one pass
     measures what the first leaves in the prefix cache, and needs a concurrency of 1. Every answer
     is exactly `output_tokens` long.
     """
@@ -48,6 +49,7 @@ class Workload:
     own_tokens: int
     output_tokens: int
     passes: tuple[str, ...] = (ONLY_PASS,)
+    prefixes: int = 1
 
     def __post_init__(self) -> None:
         if len(self.passes) > 1 and self.concurrency != 1:
@@ -63,9 +65,12 @@ class Workload:
         # Seeded by a string, which Python hashes in full: neighbouring integers would do as well,
         # but then seed 1 of one workload would be a prefix of seed 1 of another.
         draw = random.Random(f"{self.name}/{seed}")
-        shared = _random_tokens(draw, self.shared_tokens, vocabulary)
+        shared = [
+            _random_tokens(draw, self.shared_tokens, vocabulary) for _ in range(self.prefixes)
+        ]
         prompts = [
-            shared + _random_tokens(draw, self.own_tokens, vocabulary) for _ in range(self.prompts)
+            shared[index % self.prefixes] + _random_tokens(draw, self.own_tokens, vocabulary)
+            for index in range(self.prompts)
         ]
         return [Send(name, prompt) for prompt in prompts for name in self.passes]
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cache.host_memory import PageMemory
 from engine.architecture import Architecture
 from engine.decoder import Program, weight_names
 from engine.executors.base import StepBatch
@@ -25,7 +26,6 @@ from engine.executors.native_library import (
 )
 from engine.executors.native_lowering import lower
 from engine.executors.native_weights import WeightPacker
-from engine.executors.page_memory import PageMemory
 
 __all__ = ["NativeExecutor", "NativeUnavailable", "native_bytes_per_block"]
 

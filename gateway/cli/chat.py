@@ -14,9 +14,10 @@ import typer
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
+from gateway.cli.server_call import DEFAULT_URL, connected, printable, refusal
 from gateway.state_dir import StateDir
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
+_KEY_HINT = "see --key and FOREBAY_API_KEY"
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Turn:
 
 
 def chat(
-    url: Annotated[str, typer.Option(help="The server's address.")] = _DEFAULT_URL,
+    url: Annotated[str, typer.Option(help="The server's address.")] = DEFAULT_URL,
     key: Annotated[
         str | None,
         typer.Option(envvar="FOREBAY_API_KEY", help="API key; else this machine's demo key."),
@@ -66,34 +67,10 @@ def chat(
 ) -> None:
     """Talk to a running server. Ctrl-C stops an answer, Ctrl-D leaves."""
     key = key or _demo_key()
-    base = url.rstrip("/").removesuffix("/v1")
-    timeout = httpx.Timeout(10.0, read=600.0)
-    with httpx.Client(
-        base_url=base, headers={"authorization": f"Bearer {key}"}, timeout=timeout
-    ) as client:
-        try:
-            fields = {"temperature": temperature, "max_tokens": max_tokens}
-            given = {name: value for name, value in fields.items() if value is not None}
-            _converse(client, model or _first_model(client), system, given)
-        except httpx.InvalidURL:
-            raise CommandError("--url: is not a URL", exit_code=exit_codes.USAGE) from None
-        except httpx.UnsupportedProtocol:
-            raise CommandError(
-                "--url: must begin with http:// or https://", exit_code=exit_codes.USAGE
-            ) from None
-        except httpx.ConnectError as error:
-            if "[SSL" in str(error):
-                raise CommandError(
-                    f"no TLS with {base}: it is not HTTPS, or its certificate is not trusted "
-                    "(SSL_CERT_FILE names one that is)"
-                ) from None
-            raise CommandError(
-                f"no server answers at {base}; is `forebay serve` running?"
-            ) from None
-        except httpx.TimeoutException:
-            raise CommandError(f"the server at {base} takes too long to answer") from None
-        except httpx.TransportError as error:
-            raise CommandError(f"the connection to {base} broke ({type(error).__name__})") from None
+    with connected(url, key, read_timeout_s=600.0) as client:
+        fields = {"temperature": temperature, "max_tokens": max_tokens}
+        given = {name: value for name, value in fields.items() if value is not None}
+        _converse(client, model or _first_model(client), system, given)
 
 
 def _converse(
@@ -148,7 +125,7 @@ def _stream(
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             response.read()
-            raise CommandError(_refusal(response))
+            raise CommandError(refusal(response, key_hint=_KEY_HINT))
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if data == line:
@@ -168,32 +145,14 @@ def _stream(
     raise CommandError("the answer broke off before its end")
 
 
-def printable(text: str) -> str:
-    """Text without the control characters by which a model could command the terminal."""
-    return "".join(
-        character
-        for character in text
-        if character in "\n\t" or not (ord(character) < 32 or 127 <= ord(character) < 160)
-    )
-
-
 def _first_model(client: httpx.Client) -> str:
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
-        raise CommandError(_refusal(response))
+        raise CommandError(refusal(response, key_hint=_KEY_HINT))
     try:
         return str(response.json()["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         raise CommandError(f"{client.base_url} does not list a model for this key") from None
-
-
-def _refusal(response: httpx.Response) -> str:
-    try:
-        message = response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = "no reason given"
-    hint = " (see --key and FOREBAY_API_KEY)" if response.status_code == 401 else ""
-    return f"the server answered {response.status_code}: {printable(str(message))}{hint}"
 
 
 def _demo_key() -> str:

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from gateway.reload import ConfigSource
+from gateway.settings_cache import CacheSettings
+from gateway.settings_redis import OFF, RedisSettings, shown_url
 
 
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]) -> None:
@@ -18,10 +20,14 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
     scheme = "https" if server.tls.cert else "http"
     typer.echo(f"{config}: valid")
     typer.echo(f"listens on {scheme}://{server.host}:{server.port}, metrics: {server.metrics}")
+    redis = settings.redis
+    apart = "" if redis.kv_url is None else f", KV in {shown_url(redis.kv_url)}"
+    typer.echo(f"redis {shown_url(redis.url)}{apart}")
     for model in settings.models:
         typer.echo(
             f"model {model.name}: {model.path}, device {model.device}, dtype {model.dtype}, "
-            f"context {model.max_context}, batch {model.max_running}"
+            f"context {model.max_context}, batch {model.max_running}, "
+            f"KV on {', '.join(_tiers(model.cache, redis))}"
         )
     for tenant in settings.tenants:
         limit = tenant.limits.concurrency
@@ -29,3 +35,9 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
             f"tenant {tenant.id}: {len(tenant.keys)} key(s), models {', '.join(tenant.models)}, "
             f"concurrency {'unlimited' if limit is None else limit}, cache {tenant.cache.scope}"
         )
+
+
+def _tiers(cache: CacheSettings, redis: RedisSettings) -> list[str]:
+    """The tiers that are switched on for a model."""
+    on = {"device": True, "DRAM": cache.dram > 0, "Redis": cache.redis and redis.for_kv != OFF}
+    return [name for name, here in on.items() if here]

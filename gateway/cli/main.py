@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli import exit_codes
+from gateway.cli.cache import cache
 from gateway.cli.chat import chat
 from gateway.cli.check import check
 from gateway.cli.errors import CommandError
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.command("chat")(chat)
 app.command("check")(check)
+app.add_typer(cache, name="cache")
 app.add_typer(keys, name="keys")
 
 

@@ -20,8 +20,9 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from gateway.named_cache_store import NamedCacheStore
     from gateway.served_model import ServedModel
-    from gateway.server import OpenFleet
+    from gateway.server import OpenedFleet, OpenFleet
 
 
 def serve_command(
@@ -60,11 +61,18 @@ def serve_command(
 
 @asynccontextmanager
 async def _open_fleet(
-    settings: Settings, *, metrics: Metrics, progress: ReportProgress
-) -> AsyncIterator[Mapping[str, ServedModel]]:
+    settings: Settings,
+    *,
+    environ: Mapping[str, str],
+    secret: bytes,
+    metrics: Metrics,
+    progress: ReportProgress,
+) -> AsyncIterator[OpenedFleet]:
     open_fleet = await asyncio.to_thread(_import_fleet)
-    async with open_fleet(settings, metrics=metrics, progress=progress) as models:
-        yield models
+    async with open_fleet(
+        settings, environ=environ, secret=secret, metrics=metrics, progress=progress
+    ) as fleet:
+        yield fleet
 
 
 def _import_fleet() -> OpenFleet:
@@ -80,7 +88,8 @@ def _make_app(
     metrics: Metrics,
     secret: bytes,
     lifecycle: Lifecycle,
+    named_store: NamedCacheStore,
 ) -> ASGIApp:
     from gateway.app import create_app
 
-    return create_app(runtime, models, metrics, secret, lifecycle)
+    return create_app(runtime, models, metrics, secret, lifecycle, named_store=named_store)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from cache.report import CacheStats, Erased
 from engine.errors import EngineError
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
@@ -32,6 +33,14 @@ class StepEngine(Protocol):
 
     def stats(self) -> EngineStats:
         """A snapshot, from any thread."""
+        ...
+
+    def cache_stats(self) -> CacheStats:
+        """The tiers' counters, from any thread."""
+        ...
+
+    def erase_cache(self, tenant: bytes | None, scope: bytes | None) -> Erased:
+        """Remove an owner's blocks, or everybody's, from every tier; blocks."""
         ...
 
     def close(self) -> None:
@@ -100,6 +109,24 @@ class InProcessReplica:
     def stats(self) -> EngineStats:
         """See `Replica.stats`."""
         return self._engine.stats()
+
+    def cache_stats(self) -> CacheStats:
+        """See `Replica.cache_stats`."""
+        return self._engine.cache_stats()
+
+    async def erase_cache(self, tenant: bytes, scope: bytes | None) -> Erased:
+        """See `Replica.erase_cache`."""
+        return await self._erase(tenant, scope)
+
+    async def flush_cache(self) -> Erased:
+        """See `Replica.flush_cache`."""
+        return await self._erase(None, None)
+
+    async def _erase(self, tenant: bytes | None, scope: bytes | None) -> Erased:
+        try:
+            return await asyncio.to_thread(self._engine.erase_cache, tenant, scope)
+        except EngineError:
+            raise ReplicaUnavailable("The engine has stopped.") from None
 
     async def drain(self, timeout_s: float) -> None:
         """See `Replica.drain`."""
@@ -180,6 +207,7 @@ def _joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
     """Several outputs of one request as if one step had produced them."""
     last = outputs[-1]
     prompt_logprobs = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
+    cache_uses = [output.cache_use for output in outputs if output.cache_use is not None]
     return EngineOutput(
         request_id=last.request_id,
         token_ids=tuple(token for output in outputs for token in output.token_ids),
@@ -189,4 +217,5 @@ def _joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
         stopped_by_token=last.stopped_by_token,
         error=last.error,
         prompt_logprobs=prompt_logprobs[0] if prompt_logprobs else None,
+        cache_use=cache_uses[0] if cache_uses else None,
     )

@@ -13,11 +13,13 @@ from gateway.wire.unsupported import CHAT, refuse_unsupported
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`logprobs` is how many alternatives to show beside each token, None for no logprobs."""
+    """`logprobs` is how many alternatives to show beside each token, None for no logprobs.
+    `cached_content` is the named prefix that stands before the messages."""
 
     generation: Generation
     conversation: Conversation
     logprobs: int | None
+    cached_content: str | None = None
 
 
 def read_chat(body: bytes | bytearray) -> ChatRequest:
@@ -29,9 +31,13 @@ def read_chat(body: bytes | bytearray) -> ChatRequest:
     generation = read_generation(fields, max_tokens=newer if newer is not None else older)
     conversation = read_messages(fields)
     logprobs = _read_logprobs(fields)
+    cached_content = fields.string("cached_content")
     unknown = (*fields.unread(), *conversation.unknown)
     return ChatRequest(
-        replace(generation, unknown=unknown) if unknown else generation, conversation, logprobs
+        replace(generation, unknown=unknown) if unknown else generation,
+        conversation,
+        logprobs,
+        cached_content,
     )
 
 

@@ -16,6 +16,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_TOP_LOGPROBS = 20
 
 _INT64 = 1 << 63
+_RETENTIONS = {"in_memory": None, "in-memory": None, "24h": 86_400}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,9 @@ class Generation:
     """The fields of either endpoint that say what to generate and how to deliver it.
 
     `max_tokens` None is whatever the context leaves. `user` is who asks inside the tenant,
-    `cache_salts` are strings that must agree before two prompts may share KV. `unknown` are names
-    that no field of the API has.
+    `cache_salts` are strings that must agree before two prompts may share KV, `keep_prompt_s` is
+    how long to keep the whole prompt (None: as long as it is worth it). `unknown` are names that no
+    field of the API has.
     """
 
     model: str
@@ -53,6 +55,7 @@ class Generation:
     sampling: Sampling
     user: str | None
     cache_salts: tuple[tuple[str, str], ...]
+    keep_prompt_s: int | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -68,8 +71,9 @@ def read_generation(fields: Fields, *, max_tokens: int | None) -> Generation:
         max_tokens=max_tokens,
         stop=_read_stop(fields),
         sampling=_read_sampling(fields),
-        user=_read_user(fields),
+        user=read_user(fields),
         cache_salts=_read_cache_salts(fields),
+        keep_prompt_s=_read_retention(fields),
     )
 
 
@@ -153,7 +157,8 @@ def _read_logit_bias(fields: Fields) -> Mapping[int, float]:
     return biases
 
 
-def _read_user(fields: Fields) -> str | None:
+def read_user(fields: Fields) -> str | None:
+    """Who asks inside the tenant."""
     identifier, user = fields.string("safety_identifier"), fields.string("user")
     return identifier or user or None
 
@@ -161,3 +166,13 @@ def _read_user(fields: Fields) -> str | None:
 def _read_cache_salts(fields: Fields) -> tuple[tuple[str, str], ...]:
     salts = [(name, fields.string(name)) for name in ("prompt_cache_key", "cache_salt")]
     return tuple((name, salt) for name, salt in salts if salt)
+
+
+def _read_retention(fields: Fields) -> int | None:
+    """OpenAI's `prompt_cache_retention`, in both spellings that its documents have."""
+    wanted = fields.string("prompt_cache_retention")
+    if wanted is None:
+        return None
+    if wanted not in _RETENTIONS:
+        raise fields.wrong("prompt_cache_retention", "must be in_memory or 24h.")
+    return _RETENTIONS[wanted]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import bad_request
+from gateway.wire.cache_control import Breakpoint, CacheControls
 from gateway.wire.fields import Fields
 from gateway.wire.json_body import field_path
 
@@ -19,23 +20,26 @@ PART_JOINER = ""
 Message = dict[str, object]
 """As templates know it: role, content (always a string), name, tool_calls, tool_call_id."""
 
-_TEMPLATE_ROLES = {
+TEMPLATE_ROLES = {
     "system": "system",
     "developer": "system",  # OpenAI's newer word for it; templates know the older one
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
+"""From the API's roles to those that templates know."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`tool_turns` are the paths of the turns that need a template which can show tools."""
+    """`tool_call_path` and `tool_result_path` are those of the first turns that need a template
+    which can show tools; `breakpoints` say how long to keep which beginnings of the prompt."""
 
     messages: list[Message]
     tool_call_path: str | None
     tool_result_path: str | None
     unknown: tuple[str, ...]
+    breakpoints: tuple[Breakpoint, ...] = ()
 
     def characters(self) -> int:
         """About how much text there is, to decide where to tokenize it."""
@@ -53,19 +57,23 @@ def read_messages(fields: Fields) -> Conversation:
     call_path: str | None = None
     result_path: str | None = None
     unknown: set[str] = set()
+    controls = CacheControls()
     for i, value in enumerate(values):
         path = field_path("messages", i)
         if not isinstance(value, dict):
             raise bad_request(f"{path} must be an object.", param=path)
         item = Fields(value, path)
-        message = _read_message(item)
+        message = _read_message(item, i, controls)
         messages.append(message)
         if "tool_calls" in message:
             call_path = call_path or item.path("tool_calls")
         if message["role"] == "tool":
             result_path = result_path or path
         unknown.update(item.unread())
-    return Conversation(messages, call_path, result_path, tuple(unknown))
+    unknown |= controls.unknown
+    return Conversation(
+        messages, call_path, result_path, tuple(unknown), tuple(controls.breakpoints)
+    )
 
 
 def _characters(value: object) -> int:
@@ -79,8 +87,8 @@ def _characters(value: object) -> int:
     return 1
 
 
-def _read_message(item: Fields) -> Message:
-    role = _TEMPLATE_ROLES.get(item.required_string("role"))
+def _read_message(item: Fields, index: int, controls: CacheControls) -> Message:
+    role = TEMPLATE_ROLES.get(item.required_string("role"))
     if role is None:
         raise item.wrong("role", "must be system, developer, user, assistant or tool.")
     message: Message = {"role": role}
@@ -88,21 +96,24 @@ def _read_message(item: Fields) -> Message:
     if name:
         message["name"] = name
     if role == "assistant":
-        _read_assistant(item, message)
+        _read_assistant(item, message, index, controls)
     else:
-        message["content"] = _read_content(item, role)
+        message["content"] = _read_content(item, role, index, controls)
     if role == "tool":
         message["tool_call_id"] = item.required_string("tool_call_id")
+    controls.read(item, index, None)
     return message
 
 
-def _read_assistant(item: Fields, message: Message) -> None:
+def _read_assistant(item: Fields, message: Message, index: int, controls: CacheControls) -> None:
     """An assistant turn may have no content: a call of a tool, or nothing at all."""
     for name in ("function_call", "audio"):
         if item.value(name) is not None:
             raise item.wrong(name, "is not supported by this server.")
     content = item.value("content")
-    message["content"] = "" if content is None else _read_content(item, "assistant")
+    message["content"] = (
+        "" if content is None else _read_content(item, "assistant", index, controls)
+    )
     refusal = item.string("refusal")
     if refusal and not message["content"]:
         message["content"] = refusal
@@ -117,7 +128,7 @@ def _read_assistant(item: Fields, message: Message) -> None:
         ]
 
 
-def _read_content(item: Fields, role: str) -> str:
+def _read_content(item: Fields, role: str, index: int, controls: CacheControls) -> str:
     value = item.value("content")
     if isinstance(value, str):
         return value
@@ -126,20 +137,26 @@ def _read_content(item: Fields, role: str) -> str:
     path = item.path("content")
     if not value:
         raise item.wrong("content", "must not be an empty array.")
-    return PART_JOINER.join(
-        _read_part(part, field_path(path, i), role) for i, part in enumerate(value)
-    )
+    pieces: list[str] = []
+    characters = 0
+    for i, part in enumerate(value):
+        part_path = field_path(path, i)
+        if not isinstance(part, dict):
+            raise bad_request(f"{part_path} must be an object with a type.", param=part_path)
+        fields = Fields(part, part_path)
+        pieces.append(_read_part(fields, part_path, role))
+        characters += len(pieces[-1])
+        controls.read(fields, index, characters + len(PART_JOINER) * i)
+    return PART_JOINER.join(pieces)
 
 
-def _read_part(part: object, path: str, role: str) -> str:
-    if not isinstance(part, dict):
-        raise bad_request(f"{path} must be an object with a type.", param=path)
-    kind = part.get("type")
+def _read_part(part: Fields, path: str, role: str) -> str:
+    kind = part.value("type")
     if kind == "refusal" and role == "assistant":
-        return Fields(part, path).required_string("refusal")
+        return part.required_string("refusal")
     if kind != "text":
         raise bad_request(f"{path} must be a text part; this model reads only text.", param=path)
-    return Fields(part, path).required_string("text")
+    return part.required_string("text")
 
 
 def _read_call(call: object, path: str) -> Message:

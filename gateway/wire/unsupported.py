@@ -77,16 +77,7 @@ CHAT: Mapping[str, _Harmless] = {
 
 COMPLETIONS: Mapping[str, _Harmless] = {**_BOTH, "suffix": _EMPTY}
 
-HINTS = frozenset(
-    {
-        "metadata",
-        "store",
-        "service_tier",
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_retention",
-    }
-)
+HINTS = frozenset({"metadata", "store", "service_tier", "parallel_tool_calls", "prediction"})
 """Known fields that ask for nothing which could change the text: accepted, without effect."""
 
 

@@ -43,8 +43,9 @@ def environment(directory: Path, extra: Mapping[str, str]) -> dict[str, str]:
 class GatewayProcess:
     """Started by the constructor; a context manager that kills what still runs.
 
-    `config` is YAML whose word PORT becomes a free port. Standard output and error go to files, so
-    that a full pipe cannot block the server.
+    `config` is YAML whose word PORT becomes a free port; unless it says where Redis is, there is
+    none, which is one process less to start. Standard output and error go to files, so that a full
+    pipe cannot block the server.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class GatewayProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         file = directory / "forebay.yaml"
+        if "redis:" not in config:
+            config += "redis: {url: off}\n"
         file.write_text(config.replace("PORT", str(self.port)))
         self._stdout = directory / "stdout"
         self._stderr = directory / "stderr"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cache.hashing import chain
+from cache.block import NOBODY, Owner, Tier
+from cache.hashing import chain, leave_shared
+from cache.report import BlockRun, CacheStats, CacheUse, Erased, Miss, TenantShare, TierStats
 from engine.report import EngineStats
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from gateway.replica import ReplicaUnavailable, TokenStream
@@ -76,7 +78,8 @@ class ScriptedReplica:
 
     `step_s` is between two tokens and `prefill_s` before the first. A `gate` holds the first token
     until it is set. `burst` tokens come in one output. `dies_after` tokens the engine is lost;
-    `fails_after` tokens the request alone fails. Prompt blocks of 16 tokens are cached per root.
+    `fails_after` tokens the request alone fails. Prompt blocks of 16 tokens are cached by their
+    links, and come from the tier that `tier_of` says of their place in the prompt.
     """
 
     answer: bytes = b"Hello, world"
@@ -95,7 +98,11 @@ class ScriptedReplica:
     aborted: list[str] = field(default_factory=list)
     open: int = 0
     generated: int = 0
-    seen: set[bytes] = field(default_factory=set)
+    tier_of: Callable[[int], Tier] = lambda index: Tier.DEVICE
+    owners: dict[bytes, Owner] = field(default_factory=dict)
+    hits: int = 0
+    misses: int = 0
+    redis_answers: bool = True
 
     @asynccontextmanager
     async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
@@ -125,26 +132,95 @@ class ScriptedReplica:
             last_step_age_s=self.last_step_age_s,
         )
 
+    def cache_stats(self) -> CacheStats:
+        blocks = len(self.owners)
+        tenants = sorted({owner.tenant for owner in self.owners.values()})
+        return CacheStats(
+            tiers=(
+                TierStats(
+                    Tier.DEVICE,
+                    free=1000 - blocks,
+                    cached=blocks,
+                    total=1000,
+                    used_bytes=1024 * blocks,
+                    total_bytes=1024 * 1000,
+                    hits=self.hits,
+                    stores=blocks,
+                    misses={Miss.NEVER_SEEN: self.misses},
+                ),
+                TierStats(Tier.REDIS, up=self.redis_answers),
+            ),
+            tenants=tuple(
+                TenantShare(tenant, sum(o.tenant == tenant for o in self.owners.values()), 0, 0)
+                for tenant in tenants
+            ),
+        )
+
+    async def erase_cache(self, tenant: bytes, scope: bytes | None) -> Erased:
+        gone = [
+            link
+            for link, owner in self.owners.items()
+            if owner.tenant == tenant and scope in (None, owner.scope)
+        ]
+        return self._remove(gone)
+
+    async def flush_cache(self) -> Erased:
+        return self._remove(list(self.owners))
+
+    def _remove(self, links: list[bytes]) -> Erased:
+        for link in links:
+            del self.owners[link]
+        return Erased(device=len(links), dram=0, redis=0 if self.redis_answers else None)
+
     async def drain(self, timeout_s: float) -> None:
         pass
 
     async def close(self) -> None:
         pass
 
-    def look_up(self, request: EngineRequest) -> int:
-        """Cached tokens of a prompt, whose blocks are cached from now on."""
-        prompt, root = request.prompt_token_ids, request.chain_root
-        if root is None:
-            return 0
-        hits = 0
-        links = list(chain(root, np.asarray(prompt, dtype="<u4").tobytes()))
-        if request.read_cache:
-            for i, link in enumerate(links):
-                if link not in self.seen or 16 * (i + 1) >= len(prompt):
-                    break
-                hits = 16 * (i + 1)
-        self.seen.update(links)
-        return hits
+    def look_up(self, request: EngineRequest) -> CacheUse:
+        """How a prompt meets the cache, in which its blocks are from now on."""
+        full = len(request.prompt_token_ids) // 16
+        if request.chain_root is None:
+            runs = (BlockRun(0, full, None, Miss.NOT_READ),) if full else ()
+            return CacheUse(16, runs=runs)
+        links = block_links(request)
+        found = 0
+        while (
+            request.read_cache
+            and found < full
+            and links[found] in self.owners
+            and 16 * (found + 1) < len(request.prompt_token_ids)
+        ):
+            found += 1
+        shared = request.shared.tokens // 16 if request.shared is not None else 0
+        for i, link in enumerate(links):
+            self.owners.setdefault(link, NOBODY if i < shared else request.owner)
+        tiers = [self.tier_of(i) for i in range(found)]
+        self.hits += found
+        self.misses += full - found
+        runs = [BlockRun(i, 1, tier) for i, tier in enumerate(tiers)]
+        if found < full:
+            runs.append(BlockRun(found, full - found, None, Miss.NEVER_SEEN))
+        return CacheUse(
+            16,
+            16 * tiers.count(Tier.DEVICE),
+            16 * tiers.count(Tier.DRAM),
+            16 * tiers.count(Tier.REDIS),
+            runs=tuple(runs),
+        )
+
+
+def block_links(request: EngineRequest) -> list[bytes]:
+    """The chain hash of every full block of a prompt: the shared prefix's, then its own."""
+    ids = np.asarray(request.prompt_token_ids, dtype="<u4").tobytes()
+    root, shared = request.chain_root, request.shared
+    assert root is not None
+    if shared is None:
+        return list(chain(root, ids))
+    assert shared.tokens % 16 == 0
+    common = list(chain(shared.root, ids[: 4 * shared.tokens]))
+    return [*common, *chain(leave_shared(common[-1], root), ids[4 * shared.tokens :])]
 
 
 class _Run:
@@ -159,7 +235,8 @@ class _Run:
         if replica.gate is not None:
             await replica.gate.wait()
         await asyncio.sleep(replica.prefill_s)
-        cached = replica.look_up(request)
+        use = replica.look_up(request)
+        cached = use.cached_tokens
         text = replica.answers.get(params.choice_index, replica.answer)
         tokens = [*text, EOS]
         sent = 0
@@ -202,6 +279,7 @@ class _Run:
                 )
                 if params.prompt_logprobs is not None and first
                 else None,
+                cache_use=use if first else None,
             )
             if reason is not None:
                 return

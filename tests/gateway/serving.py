@@ -1,6 +1,6 @@
 """A server process with nothing behind it, to test how it starts and stops.
 
-Run as `python -m tests.gateway.serving CONFIG [load-seconds | fail | crash]`. `/stream?ticks=N`
+Run as `python -m tests.gateway.serving CONFIG [load-seconds | fail | refuse | crash]`. `/stream?ticks=N`
 sends a line every 20 ms, N times, then `[DONE]`, or `error` as soon as its model is closed.
 """
 
@@ -20,6 +20,7 @@ from gateway.cli.main import _complain
 from gateway.lifecycle import Lifecycle
 from gateway.listening import PortUnavailable
 from gateway.load_progress import ReportProgress
+from gateway.named_cache_store import MemoryStore
 from gateway.reload import ConfigSource
 from gateway.server import serve
 from gateway.settings_errors import ConfigError
@@ -34,13 +35,24 @@ class FakeModel:
         self.closed = asyncio.Event()
 
 
+class FakeFleet:
+    """One model, and nothing that a reload could change."""
+
+    def __init__(self, models: Mapping[str, Any]) -> None:
+        self.models = models
+        self.named_store = MemoryStore()
+
+    async def apply(self, settings: Any) -> None:
+        pass
+
+
 @asynccontextmanager
 async def open_fleet(
-    settings: Any, *, metrics: Any, progress: ReportProgress
-) -> AsyncIterator[Mapping[str, Any]]:
+    settings: Any, *, progress: ReportProgress, **_: Any
+) -> AsyncIterator[FakeFleet]:
     await asyncio.to_thread(load, progress)
     model = FakeModel()
-    yield {settings.models[0].name: model}
+    yield FakeFleet({settings.models[0].name: model})
     model.closed.set()
     sys.stdout.write("fleet closed\n")
 
@@ -48,6 +60,8 @@ async def open_fleet(
 def load(progress: ReportProgress) -> None:
     if BEHAVIOUR == "fail":
         raise ModelLoadError("weights.gguf: is cut off after 3 bytes")
+    if BEHAVIOUR == "refuse":
+        raise ConfigError(["redis/lock: is held by process 1", "redis: has another secret"])
     if BEHAVIOUR == "crash":
         raise ZeroDivisionError
     steps = int(float(BEHAVIOUR) / 0.02)

@@ -20,10 +20,11 @@ from gateway.reload import RuntimeConfig, Snapshot
 from gateway.served_model import ServedModel
 from gateway.settings import ServerSettings, Settings
 from gateway.sse import StreamTimes
-from gateway.tenants import KeyRing, Tenant, hash_key
+from gateway.tenants import CacheScope, KeyRing, Tenant, TenantCache, hash_key
 from tests.gateway.fakes import ByteTokenizer, RoleTemplate, ScriptedReplica
 
 K1, K2 = "key-one-0123456789", "key-two-0123456789"
+SECRET = b"server secret"
 ADMIN = "admin-key-0123456789"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -38,9 +39,9 @@ def prompt(text: object = "hi", **fields: object) -> dict[str, Any]:
     return {"model": "m", "prompt": text, **fields}
 
 
-def tenant(name: str = "acme", **fields: Any) -> Tenant:
-    values: dict[str, Any] = {"models": ("*",), "concurrency": None, "cache_scope": "tenant"}
-    return Tenant(id=name, **{**values, **fields})
+def tenant(name: str = "acme", cache_scope: CacheScope = "tenant", **fields: Any) -> Tenant:
+    values: dict[str, Any] = {"models": ("*",), "concurrency": None}
+    return Tenant(id=name, cache=TenantCache(scope=cache_scope), **{**values, **fields})
 
 
 @dataclass
@@ -54,12 +55,13 @@ class Stage:
         default_factory=lambda: {K1: tenant("acme"), K2: tenant("beta")}
     )
     server: dict[str, Any] = field(default_factory=dict)
+    shared_prefixes: tuple[dict[str, Any], ...] = ()
     defaults: dict[str, float] = field(default_factory=dict)
     max_sequences: int | None = None
     times: StreamTimes = field(default_factory=StreamTimes)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(["m", "org/other"], ["acme", "beta"])
+        self.metrics = Metrics(["m", "org/other"], ["acme", "beta"], SECRET)
         self.lifecycle = Lifecycle()
         self.lifecycle.loaded()
         self.models: dict[str, ServedModel] = {}
@@ -70,6 +72,7 @@ class Stage:
             server=ServerSettings(**self.server),
             models=({"name": "m", "path": "bundled"},),
             tenants=({"id": "acme", "keys": ({"env": "X"},)},),
+            shared_prefixes=self.shared_prefixes,
         )
         ring = KeyRing((hash_key(key), owner) for key, owner in self.tenants.items())
         admin = bytes.fromhex(hash_key(ADMIN).removeprefix("sha256:"))
@@ -95,7 +98,7 @@ class Stage:
                 self.runtime,
                 self.models,
                 self.metrics,
-                b"server secret",
+                SECRET,
                 self.lifecycle,
                 stream_times=self.times,
             )

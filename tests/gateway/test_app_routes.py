@@ -130,7 +130,7 @@ async def test_a_bug_is_500_in_the_envelope(monkeypatch, capsys):
     def explode(*args):
         raise ZeroDivisionError("inner words")
 
-    monkeypatch.setattr("gateway.journey.request_chain_root", explode)
+    monkeypatch.setattr("gateway.journey.cache_terms", explode)
     response = await Stage().post(CHAT, chat())
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"

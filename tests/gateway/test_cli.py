@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gateway.cli.chat import printable
 from gateway.cli.main import run
+from gateway.cli.server_call import printable
 from gateway.state_dir import StateDir
 from gateway.tenants import hash_key
 from gateway.version import __version__
@@ -84,17 +84,19 @@ def test_check_says_what_a_file_amounts_to(
     assert capsys.readouterr().out.splitlines() == [
         f"{path}: valid",
         "listens on http://127.0.0.1:8000, metrics: local",
-        "model tiny: bundled, device auto, dtype auto, context 2048, batch 16",
+        "redis embedded",
+        "model tiny: bundled, device auto, dtype auto, context 2048, batch 16, "
+        "KV on device, DRAM, Redis",
         "tenant acme: 1 key(s), models *, concurrency 4, cache tenant",
     ]
 
 
 def test_check_says_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "forebay.yaml"
-    path.write_text(CONFIG + "server: {prot: 1}\nredis: {url: embedded}\n")
+    path.write_text(CONFIG + "server: {prot: 1}\ndatabase: {url: sqlite}\n")
     assert run(["check", str(path)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"forebay: {path}: redis.url: not supported yet; leave it out",
+        f"forebay: {path}: database.url: not supported yet; leave it out",
         f"forebay: {path}: server.prot: unknown key; did you mean port?",
     ]
 

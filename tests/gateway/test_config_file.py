@@ -69,8 +69,12 @@ def test_relative_paths_are_the_files_own(tmp_path: Path) -> None:
     path.write_text(
         "models: [{path: m.gguf}, {path: bundled}, {path: /abs}]\n"
         "server: {tls: {cert: c.pem, key: /k.pem}}\n"
+        "redis: {tls_ca: ca.pem}\n"
+        "shared_prefixes: [{file: p.txt}, {text: p.txt}, x]\n"
     )
     tree = read_yaml(path)
     base = tmp_path.resolve()
     assert [model["path"] for model in tree["models"]] == [f"{base}/m.gguf", "bundled", "/abs"]
     assert tree["server"]["tls"] == {"cert": f"{base}/c.pem", "key": "/k.pem"}
+    assert tree["redis"]["tls_ca"] == f"{base}/ca.pem"
+    assert tree["shared_prefixes"] == [{"file": f"{base}/p.txt"}, {"text": "p.txt"}, "x"]

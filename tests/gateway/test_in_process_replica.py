@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from cache.report import CacheUse
 from engine.errors import EngineError
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
@@ -108,6 +109,19 @@ async def test_what_nobody_took_comes_as_one():
         await asyncio.sleep(0)
         bench.engine.report(token(7))
         assert (await waiting).token_ids == (7,)
+
+
+async def test_the_word_on_the_cache_survives_being_joined_with_what_comes_after():
+    bench = Bench()
+    use, later = CacheUse(16, device_tokens=16), CacheUse(16, device_tokens=32)
+    async with bench.replica.submit(request()) as stream:
+        bench.engine.report(token(1, cache_use=use))
+        bench.engine.report(token(2))
+        bench.engine.report(token(3, cache_use=later))
+        await asyncio.sleep(0.01)
+        joined = await anext(stream)
+    assert joined.token_ids == (1, 2, 3)
+    assert joined.cache_use is use
 
 
 async def test_leaving_early_aborts_on_every_path():

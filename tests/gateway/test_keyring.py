@@ -10,6 +10,7 @@ from gateway.credentials import admin_key_digest, build_key_ring, known_secrets,
 from gateway.errors import ApiError
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
+from gateway.settings_redis import RedisSettings
 from gateway.tenants import hash_key
 
 
@@ -91,3 +92,9 @@ def test_known_secrets_are_all_that_the_environment_holds() -> None:
     settings = settings_of({"id": "a", "keys": [{"env": "A"}]})
     environ = {"A": "key-a", "FOREBAY_SECRET": "sec", "FOREBAY_ADMIN_KEY": "adm", "OTHER": "x"}
     assert known_secrets(settings, environ) == {"key-a", "sec", "adm"}
+
+
+def test_passwords_in_redis_urls_are_known_secrets() -> None:
+    redis = {"url": "redis://:first%2F@h", "kv_url": "rediss://me:second@h"}
+    settings = settings_of().model_copy(update={"redis": RedisSettings.model_validate(redis)})
+    assert known_secrets(settings, {}) == {"first%2F", "first/", "second"}

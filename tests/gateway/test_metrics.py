@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 
+from cache.block import Tier
 from engine.report import EngineStats, StepReport
 from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
 
+SECRET = b"server secret"
 STATS = EngineStats(
     waiting=2,
     running=3,
@@ -31,7 +33,7 @@ def values(metrics: Metrics) -> dict[str, float]:
 
 
 def make() -> Metrics:
-    return Metrics(models=["m"], tenants=["acme"])
+    return Metrics(models=["m"], tenants=["acme"], secret=SECRET)
 
 
 def test_a_finished_request_is_counted_everywhere() -> None:
@@ -46,7 +48,7 @@ def test_a_finished_request_is_counted_everywhere() -> None:
             tpot_s=0.008,
             e2e_s=0.5,
             prompt_tokens=100,
-            cached_tokens=64,
+            cached_by_tier={Tier.DEVICE: 48, Tier.DRAM: 0, Tier.REDIS: 16},
             generated_tokens=10,
         )
     seen = values(metrics)
@@ -58,6 +60,10 @@ def test_a_finished_request_is_counted_everywhere() -> None:
     assert seen[f"forebay_e2e_seconds_sum{{{both}}}"] == 1.0
     assert seen[f"forebay_prompt_tokens_total{{{both}}}"] == 200
     assert seen[f"forebay_cached_tokens_total{{{both}}}"] == 128
+    by_tier = {
+        tier: seen[f'forebay_cached_tokens_by_tier_total{{{both},tier="{tier}"}}'] for tier in Tier
+    }
+    assert by_tier == {"device": 96, "dram": 0, "redis": 32}
     assert seen[f"forebay_generated_tokens_total{{{both}}}"] == 20
     assert not [series for series in seen if "_created" in series]
 

@@ -13,14 +13,21 @@ from gateway.errors import ApiError
 from gateway.metrics import Metrics
 from gateway.reload import ConfigSource, Reloader, RuntimeConfig, refuse_restart_changes
 from gateway.settings_errors import ConfigError
-from gateway.tenants import hash_key
+from gateway.tenants import TenantCache, hash_key
 
 
-def text(*, key: str = "key-1", tenant: str = "acme", server: str = "", model: str = "") -> str:
+def text(
+    *,
+    key: str = "key-1",
+    tenant: str = "acme",
+    server: str = "",
+    model: str = "",
+    more: str = "",
+) -> str:
     return (
         f"server: {{drain_s: 1, {server}}}\n"
         f"models: [{{name: m, path: bundled, {model}}}]\n"
-        f'tenants: [{{id: {tenant}, keys: [{{hash: "{hash_key(key)}"}}]}}]\n'
+        f'tenants: [{{id: {tenant}, keys: [{{hash: "{hash_key(key)}"}}]}}]\n{more}'
     )
 
 
@@ -32,7 +39,7 @@ class Running:
         path.write_text(text())
         self.source = ConfigSource(path, {}, {})
         self.config = RuntimeConfig(self.source.load())
-        self.metrics = Metrics(models=["m"], tenants=["acme"])
+        self.metrics = Metrics(models=["m"], tenants=["acme"], secret=b"s")
         self.reloader = Reloader(self.source, self.config, self.metrics)
 
     def knows(self, key: str) -> bool:
@@ -64,6 +71,18 @@ async def test_a_good_file_is_put_to_use(running: Running) -> None:
     assert (running.reloads("success"), running.reloads("failure")) == (1, 0)
     with running.metrics.in_flight("beta"):
         assert 'forebay_in_flight{tenant="beta"} 1.0' in running.metrics.render().decode()
+
+
+async def test_quotas_and_shared_prefixes_are_put_to_use(running: Running) -> None:
+    written = text(more="shared_prefixes: [{text: once}]")
+    running.path.write_text(
+        written.replace("id: acme,", "id: acme, cache: {scope: user, dram_quota: 1MiB},")
+    )
+    assert await running.reloader.reload()
+    current = running.config.current
+    assert current.settings.shared_prefixes[0].text == "once"
+    tenant = current.key_ring.authenticate("Bearer key-1")
+    assert tenant.cache == TenantCache(scope="user", dram_quota_bytes=1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +132,8 @@ def test_what_needs_a_restart_is_named(running: Running, tmp_path: Path) -> None
     other.write_text(
         text(
             server="host: 0.0.0.0, secret_env: X, body_limit: 1MiB",
-            model="max_context: 64, cache: {device: 1MiB}",
+            model="max_context: 64, cache: {device: 1MiB, dram: off}",
+            more="redis: {url: 'redis://:secret@h', ttl: 1d}",
         )
     )
     old = running.config.current.settings
@@ -125,8 +145,11 @@ def test_what_needs_a_restart_is_named(running: Running, tmp_path: Path) -> None
         for key in (
             "server.host",
             "server.secret_env",
+            "redis.url",
+            "redis.ttl",
             "models[0].max_context",
             "models[0].cache.device",
+            "models[0].cache.dram",
         )
     )
 

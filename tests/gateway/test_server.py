@@ -26,6 +26,7 @@ from gateway.tenants import hash_key
 
 CONFIG = f"""
 server: {{port: PORT, drain_s: 5}}
+redis: {{url: off}}
 models: [{{name: tiny, path: bundled}}]
 tenants: [{{id: acme, keys: [{{hash: "{hash_key("key")}"}}]}}]
 """
@@ -227,6 +228,14 @@ def test_a_model_that_does_not_load_is_one_line_and_exit_1(start: Start) -> None
     server = start(behaviour="fail")
     assert server.exit_code() == 1
     assert server.stderr == "forebay: weights.gguf: is cut off after 3 bytes\n"
+
+
+def test_what_only_starting_can_tell_of_a_configuration_is_exit_2(start: Start) -> None:
+    server = start(behaviour="refuse")
+    assert server.exit_code() == 2
+    assert server.stderr == (
+        "forebay: redis/lock: is held by process 1\nforebay: redis: has another secret\n"
+    )
 
 
 def test_a_crash_while_loading_is_logged_and_exit_1(start: Start) -> None:

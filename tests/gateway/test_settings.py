@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gateway.config_file import load_settings
 from gateway.settings import Settings
+from gateway.settings_cache import PrefixMessage, TenantCacheSettings
 from gateway.settings_errors import ConfigError
+from gateway.settings_redis import shown_url, url_secrets
 from gateway.settings_units import byte_size, duration_s, whole_number
 from gateway.tenants import hash_key
 
@@ -56,14 +58,23 @@ def test_a_minimal_file_has_every_default(tmp_path: Path) -> None:
     assert (model.max_context, model.max_running, model.step_tokens) == (2048, 16, None)
     assert model.replicas.threads is None
     assert model.cache.device is None
+    assert (model.cache.dram, model.cache.redis, model.cache.write) == (1 << 30, True, "back")
+    redis = settings.redis
+    assert (redis.url, redis.for_kv, redis.embedded) == ("embedded", "embedded", True)
+    assert (redis.timeout_ms, redis.memory, redis.ttl) == (50, 1 << 30, 7 * 86_400)
+    assert (redis.max_connections, redis.encrypt, redis.cluster) == (4, False, False)
+    assert settings.shared_prefixes == ()
     tenant = settings.tenants[0]
     assert tenant.models == ("*",)
     assert tenant.limits.concurrency is None
-    assert tenant.cache.scope == "tenant"
+    assert tenant.cache == TenantCacheSettings()
+    assert (tenant.cache.scope, tenant.cache.dram_quota) == ("tenant", None)
 
 
 def test_every_built_key_is_read(tmp_path: Path) -> None:
     (tmp_path / "weights.gguf").touch()
+    (tmp_path / "ca.pem").touch()
+    (tmp_path / "prefix.txt").write_bytes("Größe\r\n".encode())
     settings = load(
         tmp_path,
         f"""
@@ -91,13 +102,32 @@ models:
     max_waiting: 9
     step_tokens: 128
     replicas: {{kind: in-process, count: 1, threads: 3}}
-    cache: {{block_tokens: 32, device: 64MiB}}
+    cache: {{block_tokens: 32, device: 64MiB, dram: 2GiB, redis: false, write: through}}
+redis:
+  url: rediss://me:pass%40word@redis.example:6380/1
+  kv_url: unix:///run/kv.sock?db=3
+  timeout_ms: 20
+  encrypt: true
+  memory: 256MiB
+  ttl: 1d
+  max_connections: 8
+  tls_ca: ca.pem
 tenants:
   - id: acme
     keys: [{{hash: "{HASH}"}}]
     models: [m]
     limits: {{concurrency: 3}}
-    cache: {{scope: user}}
+    cache:
+      scope: user
+      device_floor: 1MiB
+      device_quota: 2MiB
+      dram_floor: 3MiB
+      dram_quota: 4MiB
+      redis_quota: 5MiB
+shared_prefixes:
+  - {{text: "Once upon a time"}}
+  - {{models: ["m*"], messages: [{{role: system, content: "Be kind."}}]}}
+  - {{file: prefix.txt}}
 """,
     )
     server = settings.server
@@ -109,7 +139,22 @@ tenants:
     assert (model.device, model.cache.block_tokens, model.cache.device) == ("cuda:1", 32, 64 << 20)
     assert (model.replicas.threads, model.max_waiting) == (3, 9)
     assert settings.tenants[0].limits.concurrency == 3
-    assert settings.tenants[0].cache.scope == "user"
+    assert (model.cache.dram, model.cache.redis, model.cache.write) == (2 << 30, False, "through")
+    redis = settings.redis
+    assert redis.url == "rediss://me:pass%40word@redis.example:6380/1"
+    assert (redis.for_kv, redis.embedded) == ("unix:///run/kv.sock?db=3", False)
+    assert (redis.timeout_ms, redis.encrypt, redis.memory) == (20, True, 256 << 20)
+    assert (redis.ttl, redis.max_connections) == (86_400, 8)
+    assert redis.tls_ca == tmp_path / "ca.pem"
+    share = settings.tenants[0].cache
+    assert share.scope == "user"
+    assert (share.device_floor, share.device_quota) == (1 << 20, 2 << 20)
+    assert (share.dram_floor, share.dram_quota, share.redis_quota) == (3 << 20, 4 << 20, 5 << 20)
+    told, chat, read = settings.shared_prefixes
+    assert (told.models, told.text, told.messages) == (("*",), "Once upon a time", None)
+    assert (chat.models, chat.text) == (("m*",), None)
+    assert chat.messages == (PrefixMessage(role="system", content="Be kind."),)
+    assert (read.text, read.file) == ("Größe\r\n", None)  # as it is, line ends included
 
 
 def test_settings_are_frozen(tmp_path: Path) -> None:
@@ -126,8 +171,6 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
         ("tokenizer: /t", "tokenizer"),
         ("remote: [{url: x}]", "remote"),
         ("price: {input: 1}", "price"),
-        ("cache: {dram: 1GiB}", "cache.dram"),
-        ("cache: {redis: true}", "cache.redis"),
     ],
 )
 def test_model_keys_of_later_features_are_refused_by_name(
@@ -146,8 +189,6 @@ def test_model_keys_of_later_features_are_refused_by_name(
         ("limits: {rpm: 6}", "limits.rpm"),
         ("limits: {tpm: 6}", "limits.tpm"),
         ("limits: {budget_usd: {amount: 5}}", "limits.budget_usd"),
-        ("cache: {device_floor: 1}", "cache.device_floor"),
-        ("cache: {dram_quota: 1MiB}", "cache.dram_quota"),
     ],
 )
 def test_tenant_keys_of_later_features_are_refused_by_name(
@@ -160,11 +201,8 @@ def test_tenant_keys_of_later_features_are_refused_by_name(
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ("redis: {url: embedded}", "redis.url"),
-        ("redis: {url: off, encrypt: true}", "redis.encrypt"),
         ("database: {url: sqlite}", "database.url"),
         ("routing: {policy: random}", "routing.policy"),
-        ("shared_prefixes: [x]", "shared_prefixes"),
     ],
 )
 def test_sections_of_later_features_are_refused_by_name(
@@ -177,10 +215,12 @@ def test_sections_of_later_features_are_refused_by_name(
 def test_values_that_say_off_are_accepted(tmp_path: Path) -> None:
     text = with_model(
         "quantize: none, speculate: {method: none}, tokenizer: null, "
-        "cache: {dram: 0, redis: false}, replicas: {kind: in-process, count: 1}"
+        "cache: {dram: off, redis: off}, replicas: {kind: in-process, count: 1}"
     ).replace("id: acme,", "id: acme, slo: null, limits: {rpm: null}, cache: {dram_floor: 0},")
     text += "redis: {url: off, kv_url: null, encrypt: false}\nshared_prefixes: []\ndatabase:\n"
-    assert load(tmp_path, text).models[0].name == "tiny"
+    settings = load(tmp_path, text)
+    cache = settings.models[0].cache
+    assert (cache.dram, cache.redis, settings.redis.for_kv) == (0, False, "off")
 
 
 def test_more_replicas_or_processes_are_refused_by_name(tmp_path: Path) -> None:
@@ -207,6 +247,29 @@ def test_more_replicas_or_processes_are_refused_by_name(tmp_path: Path) -> None:
         ("server: {tls: {cert: /x}}", "server.tls: cert and key are needed together"),
         ("server: [1]", "server: must be a mapping"),
         ("server: {host: 1}", "server.host: must be text"),
+        ("redis: {url: embeded}", "redis.url: must be embedded, off, redis://HOST"),
+        ("redis: {url: 1}", "redis.url: must be embedded"),
+        ("redis: {kv_url: 'redis://h:x'}", "redis.kv_url: must be embedded"),
+        ("redis: {timeout_ms: 0}", "redis.timeout_ms: must be at least 1"),
+        ("redis: {max_connections: 2}", "redis.max_connections: must be at least 3"),
+        ("redis: {encrypt: 1}", "redis.encrypt: must be true or false"),
+        ("redis: {memory: 1MiB}", "redis.memory: must be at least 16777216"),
+        ("redis: {ttl: 2y}", "redis.ttl: must be a duration"),
+        ("redis: {tls_ca: ca.pem}", "redis: tls_ca is only for a rediss:// url"),
+        ("redis: {url: 'rediss://h', tls_ca: ca.pem}", "redis.tls_ca: no such file"),
+        ("redis: {cluster: true}", "redis: cluster needs a redis:// or rediss:// url"),
+        ("redis: {url: 'redis://h/1', cluster: true}", "redis: cluster has no database but 0"),
+        ("shared_prefixes: [x]", "shared_prefixes[0]: must be a mapping"),
+        ("shared_prefixes: [{}]", "shared_prefixes[0]: must have exactly one of text, messages"),
+        (
+            "shared_prefixes: [{text: a, file: b}]",
+            "shared_prefixes[0]: must have exactly one of text, messages and file",
+        ),
+        ("shared_prefixes: [{text: ''}]", "shared_prefixes[0].text: must not be empty"),
+        ("shared_prefixes: [{messages: []}]", "shared_prefixes[0].messages: must not be empty"),
+        ("shared_prefixes: [{file: 3}]", "shared_prefixes[0].file: must be a path"),
+        ("shared_prefixes: [{file: no.txt}]", "shared_prefixes[0].file: no such file: "),
+        ("shared_prefixes: [{text: a, models: [x]}]", "shared_prefixes: item 0 is for none of"),
     ],
 )
 def test_a_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) -> None:
@@ -222,11 +285,136 @@ def test_a_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) 
         ("device: gpu", "models[0].device: must be auto, cpu, cuda or cuda:N"),
         ("dtype: int8", "models[0].dtype: must be one of"),
         ("replicas: {threads: 0}", "models[0].replicas.threads: must be at least 1"),
+        ("cache: {dram: x}", "models[0].cache.dram: must be a size such as"),
+        ("cache: {redis: 2}", "models[0].cache.redis: must be true or false"),
+        ("cache: {write: both}", "models[0].cache.write: must be one of 'back', 'through'"),
     ],
 )
 def test_a_models_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) -> None:
     [said] = mistakes(tmp_path, with_model(line))
     assert said.startswith(f"forebay.yaml: {message}")
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        ("device_quota: x", "tenants[0].cache.device_quota: must be a size such as"),
+        (
+            "device_floor: 2MiB, device_quota: 1MiB",
+            "tenants[0].cache: device_floor must not be more than device_quota",
+        ),
+        (
+            "dram_floor: 2MiB, dram_quota: 0",
+            "tenants[0].cache: dram_floor must not be more than dram_quota",
+        ),
+        (
+            "device_floor: 17MiB",
+            "tenants: every device_floor together is more than half of models[0].cache.device",
+        ),
+        (
+            "dram_floor: 33MiB",
+            "tenants: every dram_floor together is more than half of models[0].cache.dram",
+        ),
+    ],
+)
+def test_floors_and_quotas_that_cannot_be_kept_are_refused(
+    tmp_path: Path, share: str, message: str
+) -> None:
+    text = with_model("cache: {device: 64MiB, dram: 128MiB}").replace(
+        "id: acme,", f"id: acme, cache: {{{share}}},"
+    )
+    other = f'{{id: b, keys: [{{hash: "{hash_key("b")}"}}], cache: {{%s}}}}'
+    text = text.replace("]}]\n", "]}, " + other % "device_floor: 16MiB, dram_floor: 32MiB" + "]\n")
+    [said] = mistakes(tmp_path, text)
+    assert said.startswith(f"forebay.yaml: {message}")
+
+
+def test_floors_may_take_half_of_a_tier_and_anything_of_one_that_is_off(tmp_path: Path) -> None:
+    text = with_model("cache: {device: 64MiB, dram: 0}").replace(
+        "id: acme,", "id: acme, cache: {device_floor: 32MiB, dram_floor: 9GiB},"
+    )
+    assert load(tmp_path, text).tenants[0].cache.device_floor == 32 << 20
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://redis.example",
+        "redis://:pa55%2F@10.0.0.1:6379/2",
+        "rediss://user:pa55@[::1]:6380?db=4",
+        "unix:///run/redis.sock",
+        "unix://user:pa55@/run/redis.sock?db=1",
+    ],
+)
+def test_redis_urls_are_taken_from_the_environment(tmp_path: Path, url: str) -> None:
+    settings = load(tmp_path, MINIMAL, {"FOREBAY_REDIS__URL": url})
+    assert settings.redis.url == url
+    assert "pa55" not in repr(settings)
+    assert "pa55" not in shown_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "secret",
+        "http://h/secret",
+        "redis://",
+        "redis:///secret",
+        "redis://:sec ret@h",
+        "redis://:secret/x@h",
+        "redis://:secret#x@h",
+        "redis://:secret?x@h",
+        "redis://h:secret",
+        "redis://h/secret",
+        "redis://h?password=secret",
+        "redis://h/1?db=2",
+        "redis://[secret",
+        "unix://secret/run/x",
+        "unix://",
+    ],
+)
+def test_no_redis_urls_and_nothing_of_them_is_echoed(tmp_path: Path, url: str) -> None:
+    said = mistakes(tmp_path, MINIMAL, {"FOREBAY_REDIS__URL": url})
+    assert [line.split(":")[0] for line in said] == ["FOREBAY_REDIS__URL"]
+    assert "secret" not in said[0]
+
+
+def test_a_url_is_shown_and_its_passwords_are_known() -> None:
+    url = "redis://me:p%40ss@h:1/2"
+    assert shown_url(url) == "redis://me:***@h:1/2"
+    assert shown_url("unix:///x?db=1") == "unix:///x?db=1"
+    assert url_secrets(url) == {"p%40ss", "p@ss"}
+    assert url_secrets("redis://h") == url_secrets("embedded") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "is empty: "), (b"\xff", "is not UTF-8 text: "), (None, "no such file: ")],
+)
+def test_a_prefix_file_that_cannot_be_used_is_named(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "prefix.txt").write_bytes(content)
+    said = mistakes(tmp_path, MINIMAL + "shared_prefixes: [{file: prefix.txt}]")
+    assert said == [f"forebay.yaml: shared_prefixes[0].file: {message}prefix.txt"]
+
+
+def test_tiers_are_switched_off_from_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("once")
+    environ = {
+        "FOREBAY_REDIS__URL": "off",
+        "FOREBAY_MODELS__0__CACHE__DRAM": "off",
+        "FOREBAY_MODELS__0__CACHE__REDIS": "off",
+        "FOREBAY_TENANTS__0__CACHE__REDIS_QUOTA": "1MiB",
+        "FOREBAY_SHARED_PREFIXES__0__FILE": str(tmp_path / "p.txt"),
+    }
+    settings = load(tmp_path, MINIMAL, environ)
+    cache = settings.models[0].cache
+    assert (settings.redis.url, cache.dram, cache.redis) == ("off", 0, False)
+    assert settings.tenants[0].cache.redis_quota == 1 << 20
+    assert settings.shared_prefixes[0].text == "once"
 
 
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
@@ -315,7 +503,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         ("FOREBAY_SERVER__PROT", "names no setting; did you mean port?"),
         ("FOREBAY_SERVER__PORT__X", "names no setting"),
         ("FOREBAY_MODELS__5__NAME", "names an item that is not there; the next index may be added"),
-        ("FOREBAY_REDIS__URL", "not supported yet; leave it out"),
+        ("FOREBAY_DATABASE__URL", "not supported yet; leave it out"),
         ("FOREBAY_MODELS__X__NAME", "names no setting"),
     ],
 )
@@ -387,14 +575,14 @@ def test_no_sizes(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("30", 30), (30, 30), (0.5, 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600)],
+    [("30", 30), (30, 30), (0.5, 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("7d", 604_800)],
 )
 def test_durations(value: object, expected: float) -> None:
     assert duration_s(value) == expected
 
 
 @pytest.mark.parametrize(
-    "value", ["", "x", "1e3", "-1", "1d", True, -1, float("inf"), float("nan")]
+    "value", ["", "x", "1e3", "-1", "1w", True, -1, float("inf"), float("nan")]
 )
 def test_no_durations(value: object) -> None:
     with pytest.raises(ValueError, match="must be a duration"):

@@ -57,3 +57,14 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_keys_differ() -> None:
     assert len({new_key() for _ in range(100)}) == 100
+
+
+def test_private_directories_are_for_their_owner_only(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    (tmp_path / "redis").mkdir(mode=0o755)
+    for _ in range(2):
+        assert state.private_directory("redis") == tmp_path / "redis"
+        assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="file/redis: cannot be made"):
+        StateDir(tmp_path / "file").private_directory("redis")

@@ -26,7 +26,7 @@ SMALL = Workload("small", "", 4, 12, 16, 16, 3)
 
 
 def completion(ttft_s: float, *, name: str = "all", cached: int | None = 0) -> Completion:
-    return Completion(name, ttft_s, 0.01, ttft_s + 0.07, 1024, 8, cached, 8)
+    return Completion(name, ttft_s, 0.01, ttft_s + 0.07, 1024, 8, cached, 8, "")
 
 
 def test_percentiles_of_worked_numbers() -> None:

@@ -17,13 +17,13 @@ from loadtest.workloads import W1, W4
 
 
 def w1(ttft_ms: float, tpot_ms: float, wall_s: float, cached: int | None = 0) -> Repetition:
-    one = Completion("all", ttft_ms / 1e3, tpot_ms / 1e3, 1.0, 128, 128, cached, 64)
+    one = Completion("all", ttft_ms / 1e3, tpot_ms / 1e3, 1.0, 128, 128, cached, 64, "")
     return sum_up(W1, 0, LoopOutcome((one,), wall_s))
 
 
 def w4(cold_ms: float, hit_ms: float) -> Repetition:
-    cold = Completion("cold", cold_ms / 1e3, 0.01, 1.0, 1024, 8, 0, 8)
-    hit = Completion("hit", hit_ms / 1e3, 0.01, 1.0, 1024, 8, 1008, 8)
+    cold = Completion("cold", cold_ms / 1e3, 0.01, 1.0, 1024, 8, 0, 8, "")
+    hit = Completion("hit", hit_ms / 1e3, 0.01, 1.0, 1024, 8, 1008, 8, "")
     return sum_up(W4, 0, LoopOutcome((cold, hit), 1.0))
 
 

@@ -1,4 +1,4 @@
-"""Memory for KV pages on a CPU: mapped at once, made resident in the background.
+"""Host memory for KV: device pages of a CPU, mapped at once and made resident in the background.
 
 A page that is touched for the first time is a fault, and the kernel has to find and clear memory
 for it while the step waits; in a virtual machine that took longer than the attention of a cold
@@ -20,14 +20,20 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it yet
 _PIECE_BYTES = 16 << 20
 
 
+def map_zeroed(size_bytes: int) -> mmap.mmap:
+    """Private zeroed memory, in huge pages where the kernel has them; resident once touched."""
+    region = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        region.madvise(mmap.MADV_HUGEPAGE)
+    return region
+
+
 class PageMemory:
     """`pages` is zeroed uint8 [blocks, block_bytes], page-aligned. It stays valid while anything
     refers to it."""
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
-        region = mmap.mmap(-1, blocks * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            region.madvise(mmap.MADV_HUGEPAGE)
+        region = map_zeroed(blocks * block_bytes)
         self.pages = torch.frombuffer(region, dtype=torch.uint8).view(blocks, block_bytes)
         stop = threading.Event()
         self._thread = threading.Thread(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.executors.page_memory import PageMemory
+from cache.host_memory import PageMemory
 
 MIB = 1 << 20
 

@@ -1,0 +1,268 @@
+"""Down the tiers: blocks are copied to the next tier before they are pushed out of theirs.
+
+Eviction itself never waits. A little ahead of it, the blocks that would go next are copied down, if
+that is worth its cost, so that taking their place is free when it is needed. Writes to Redis are
+selective: what was seen a second time, what its tenant asked to keep, and what DRAM pushes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache.block import BlockKey, Retention, Tier
+from cache.tiers import Tiers
+
+_BATCH = 16
+"""Blocks that are copied or sent as one piece of work."""
+_STORING_SHARE = 0.25
+"""Of the DRAM slots, at most so many are held for writes to Redis."""
+
+
+class Demotion:
+    """Copies blocks down and writes them to Redis. Step-loop thread only.
+
+    `ahead` is how many of the next victims of the device pool shall have their copy below.
+    """
+
+    def __init__(self, tiers: Tiers, *, ahead: int, write_through: bool) -> None:
+        self._tiers = tiers
+        self._ahead = ahead
+        self._through = write_through
+        self._copying: set[bytes] = set()
+        self._storing: set[bytes] = set()
+        self._safe_pages = 0
+        self._safe_slots = 0
+
+    @property
+    def writes_through(self) -> bool:
+        """Whether blocks come down when their sequence is done, not when they are pushed out."""
+        return self._through
+
+    def maintain(self) -> None:
+        """Copy down what is about to be pushed out; cheap when nothing has changed."""
+        tiers, dram = self._tiers, self._tiers.dram
+        if dram is None:
+            return
+        if dram.keeps:
+            self._maintain_device()
+            if tiers.redis_up:
+                self._maintain_dram()
+
+    def copy_down(self, pages: Sequence[int], *, then_store: bool = False) -> None:
+        """Copy published pages to DRAM; what is there already, or on the way, is left out.
+
+        `then_store` sends them on to Redis. Blocks for which there is no slot are left out too.
+        """
+        tiers, dram = self._tiers, self._tiers.dram
+        if dram is None:
+            return
+        moves: list[tuple[int, int]] = []
+        keys: list[BlockKey] = []
+        for page in pages:
+            key = tiers.device.key_of(page)
+            if key is None or key.link in self._copying:
+                continue
+            if (slot := dram.find(key)) is not None:
+                if then_store:
+                    self.store([slot])
+                continue
+            tenant = key.owner.tenant
+            if not dram.pool.available(tenant) or self._slots_for_writes(then_store) < 1:
+                tiers.counters[Tier.DRAM].dropped["no_room"] += 1
+                continue
+            moves.append((page, dram.pool.take(1, tenant)[0]))
+            keys.append(key)
+            self._copying.add(key.link)
+        for start in range(0, len(moves), _BATCH):
+            part = slice(start, start + _BATCH)
+            self._download(moves[part], keys[part], then_store)
+
+    def store(self, slots: Sequence[int], ttl_s: float | None = None) -> None:
+        """Write DRAM slots to Redis, those that are not known to be there."""
+        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
+        if redis is None or dram is None or not redis.up:
+            return
+        batch: list[tuple[BlockKey, int]] = []
+        for slot in slots:
+            key = dram.pool.key_of(slot)
+            if key is None or key.link in self._storing:
+                continue
+            if tiers.is_stored(key) and ttl_s is None:
+                continue
+            if self._slots_for_writes(True) <= len(batch):
+                tiers.counters[Tier.REDIS].dropped["busy"] += 1
+                continue
+            batch.append((key, slot))
+        for start in range(0, len(batch), _BATCH):
+            self._send(batch[start : start + _BATCH], ttl_s)
+
+    def store_pages(self, pages: Sequence[int]) -> None:
+        """Write published pages to Redis, through DRAM, if they are not known to be there."""
+        tiers = self._tiers
+        if not tiers.redis_up:
+            return
+        wanted = []
+        for page in pages:
+            key = tiers.device.key_of(page)
+            if key is not None and not tiers.is_stored(key) and key.link not in self._storing:
+                wanted.append(page)
+        if wanted:
+            self.copy_down(wanted, then_store=True)
+
+    def keep_durably(self, pages: Sequence[int], retention: Retention) -> None:
+        """Write pages to Redis with at least the retention's lifetime."""
+        tiers, dram = self._tiers, self._tiers.dram
+        if dram is None or not tiers.redis_up:
+            return
+        slots = []
+        for page in pages:
+            key = tiers.device.key_of(page)
+            if key is not None and (slot := dram.find(key)) is not None:
+                slots.append(slot)
+        self.store(slots, retention.seconds)
+        self.copy_down(pages, then_store=True)
+
+    def pushed_from_device(self, key: BlockKey) -> None:
+        """The device pool evicts a block."""
+        tiers, dram = self._tiers, self._tiers.dram
+        self._safe_pages -= 1
+        tiers.sightings.pushed_out(key, Tier.DEVICE)
+        tiers.device_worth.pushed_out()
+        if dram is not None and dram.keeps and dram.find(key) is None:
+            tiers.counters[Tier.DRAM].dropped["not_worth_it"] += 1
+
+    def pushed_from_dram(self, key: BlockKey) -> None:
+        """DRAM evicts a block."""
+        tiers = self._tiers
+        self._safe_slots -= 1
+        tiers.sightings.pushed_out(key, Tier.DRAM)
+        tiers.dram_worth.pushed_out()
+        if tiers.redis is not None and not tiers.is_stored(key):
+            tiers.counters[Tier.REDIS].dropped["not_worth_it"] += 1
+
+    def _slots_for_writes(self, storing: bool) -> int:
+        """How many more slots may be held for writes to Redis."""
+        dram = self._tiers.dram
+        assert dram is not None
+        if not storing:
+            return dram.capacity
+        share = int(dram.capacity * _STORING_SHARE) if dram.keeps else dram.capacity
+        return max(1, share) - len(self._storing)
+
+    def _maintain_device(self) -> None:
+        tiers, pool = self._tiers, self._tiers.device
+        counts = pool.counts()
+        if counts.free >= self._ahead or self._safe_pages > self._ahead // 2:
+            return
+        dram = tiers.dram
+        assert dram is not None
+        victims = pool.next_victims(self._ahead - counts.free, tiers.now_s())
+        wanted = [page for page in victims if self._is_worth_copying(page)]
+        self.copy_down(wanted)
+        self._safe_pages = len(victims)
+
+    def _maintain_dram(self) -> None:
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        counts = dram.pool.counts()
+        if counts.free >= self._ahead or self._safe_slots > self._ahead // 2:
+            return
+        victims = dram.pool.next_victims(self._ahead - counts.free, tiers.now_s())
+        self.store([slot for slot in victims if self._is_worth_storing(slot)])
+        self._safe_slots = len(victims)
+
+    def _is_worth_copying(self, page: int) -> bool:
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        key = tiers.device.key_of(page)
+        if key is None or dram.find(key) is not None or key.link in self._copying:
+            return False
+        move_s = tiers.cost.load_s("dram", 1)
+        return tiers.device_worth.is_worth(
+            hits=tiers.device.hits_of(page),
+            saving_s=tiers.saving_s(key),
+            load_s=move_s,
+            store_s=move_s,
+        )
+
+    def _is_worth_storing(self, slot: int) -> bool:
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        key = dram.pool.key_of(slot)
+        if key is None or tiers.is_stored(key) or key.link in self._storing:
+            return False
+        move_s = tiers.cost.load_s("redis", 1)
+        return tiers.dram_worth.is_worth(
+            hits=dram.pool.hits_of(slot),
+            saving_s=tiers.saving_s(key),
+            load_s=move_s,
+            store_s=move_s,
+        )
+
+    def _download(
+        self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey], then_store: bool
+    ) -> None:
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        pages = [page for page, _ in moves]
+        slots = [slot for _, slot in moves]
+        tiers.device.hold(pages)
+        tiers.in_flight += 1
+        mark = tiers.erasure_mark()
+
+        def copied(seconds: float | None) -> None:
+            tiers.mail.post(lambda: settle(seconds))
+
+        def settle(seconds: float | None) -> None:
+            tiers.in_flight -= 1
+            self._copying.difference_update(key.link for key in keys)
+            arrived = []
+            for page, slot, key in zip(pages, slots, keys, strict=True):
+                if seconds is None or tiers.was_erased(key, mark):
+                    continue
+                dram.pool.publish(
+                    slot,
+                    key,
+                    saving_s=tiers.saving_s(key),
+                    hits=tiers.device.hits_of(page),
+                    keep_until_s=tiers.device.keep_until_of(page),
+                )
+                arrived.append(slot)
+            tiers.counters[Tier.DRAM].stores += len(arrived)
+            if then_store:
+                self.store(arrived)
+            dram.release(slots)
+            tiers.device.release(pages, used=False)
+
+        dram.copier.download(moves, copied)
+
+    def _send(self, batch: Sequence[tuple[BlockKey, int]], ttl_s: float | None) -> None:
+        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
+        assert dram is not None
+        assert redis is not None
+        slots = [slot for _, slot in batch]
+        mark = tiers.erasure_mark()
+
+        def sent(outcomes: tuple[bool, ...]) -> None:
+            tiers.mail.post(lambda: settle(outcomes))
+
+        def settle(outcomes: tuple[bool, ...]) -> None:
+            tiers.in_flight -= 1
+            self._storing.difference_update(key.link for key, _ in batch)
+            erased = set()
+            for (key, _), stored in zip(batch, outcomes, strict=True):
+                if stored and tiers.was_erased(key, mark):
+                    erased.add(key.owner)
+                elif stored:
+                    tiers.note_stored(key)
+            for owner in erased:  # the write may have overtaken the erasure
+                redis.erase(owner.tenant, owner.scope)
+            tiers.counters[Tier.REDIS].stores += sum(outcomes)
+            dram.release(slots, used=False)
+
+        dram.pool.hold(slots)
+        self._storing.update(key.link for key, _ in batch)
+        tiers.in_flight += 1
+        accepted = redis.store([(key, dram.arena.value(slot)) for key, slot in batch], sent, ttl_s)
+        if not accepted:
+            settle(tuple(False for _ in batch))

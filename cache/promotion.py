@@ -1,0 +1,323 @@
+"""Up the tiers: what a prompt finds, from Redis into DRAM while it waits, from DRAM into pages.
+
+A prompt's missing blocks are looked up in one question when it is queued. Nothing here blocks: what
+takes time runs on other threads and comes back through the mailbox; a prompt whose KV is on the way
+waits in its own state. Whatever is late, missing or wrong is computed instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cache.block import BlockKey, Tier
+from cache.redis_store import Fetched, Probe
+from cache.report import Miss
+from cache.tiers import Tiers
+from policies.tiering import choose_load, load_deadline_s, probe_is_worth
+
+_LANDING_SHARE = 0.5
+"""Of the DRAM slots, at most so many are held for prompts that wait; the others stay evictable."""
+
+
+@dataclass(eq=False, slots=True)
+class Lookup:
+    """One prompt's search in the lower tiers. `pending` until it is known what can be had.
+
+    `slots` are DRAM slots held for it, by block index; `from_redis` the blocks that came from Redis
+    for this prompt; `misses` why a block did not come, by block index.
+    """
+
+    keys: Sequence[BlockKey]
+    tenant: bytes
+    prompt_tokens: int
+    erasure_mark: int
+    pending: bool = False
+    closed: bool = False
+    waited_s: float = 0.0
+    slots: dict[int, int] = field(default_factory=dict)
+    from_redis: set[bytes] = field(default_factory=set)
+    misses: dict[int, Miss] = field(default_factory=dict)
+    _started_s: float = 0.0
+
+    def begin(self) -> None:
+        """It waits from now on, if it does not already."""
+        if not self.pending:
+            self.pending = True
+            self._started_s = time.monotonic()
+
+    def settle(self) -> None:
+        """It waits no longer."""
+        if self.pending:
+            self.pending = False
+            self.waited_s += time.monotonic() - self._started_s
+
+
+@dataclass(slots=True)
+class Found:
+    """What a prompt can start from: pages it can hold at once, and DRAM slots behind them whose
+    content has to be copied into pages first."""
+
+    pages: list[int]
+    slots: list[int]
+
+
+class Promotion:
+    """Looks up, fetches and loads. Step-loop thread only."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._landing_slots = 0
+        self._incoming: dict[bytes, list[Lookup]] = {}  # being fetched: link -> who waits for it
+
+    def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
+        """Search the lower tiers for what the device does not hold of `keys`."""
+        lookup = Lookup(keys, tenant, prompt_tokens, self._tiers.erasure_mark())
+        self._search(lookup)
+        return lookup
+
+    def find(self, lookup: Lookup, keys: Sequence[BlockKey]) -> Found:
+        """The longest prefix of `keys` on the device and, behind it, in DRAM; holds nothing."""
+        pages = self._tiers.device.match(keys)
+        slots: list[int] = []
+        dram = self._tiers.dram
+        if dram is not None:
+            for key in keys[len(pages) :]:
+                slot = dram.find(key)
+                if slot is None:
+                    break
+                slots.append(slot)
+            if slots and not choose_load(
+                [("dram", len(slots))],
+                start_block=len(pages),
+                block_tokens=self._tiers.block_tokens,
+                prompt_tokens=lookup.prompt_tokens,
+                cost=self._tiers.cost,
+            ):
+                for index in range(len(pages), len(pages) + len(slots)):
+                    lookup.misses[index] = Miss.LOAD_SLOWER
+                slots = []
+        return Found(pages, slots)
+
+    def load(
+        self, slots: Sequence[int], pages: Sequence[int], done: Callable[[bool], None]
+    ) -> None:
+        """Copy DRAM slots into pages; `done(whether it worked)` comes on this thread, later.
+
+        The caller holds the pages until then; the slots are held here.
+        """
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        dram.pool.hold(slots)
+        tiers.in_flight += 1
+
+        def copied(seconds: float | None) -> None:
+            tiers.mail.post(lambda: settle(seconds))
+
+        def settle(seconds: float | None) -> None:
+            tiers.in_flight -= 1
+            dram.release(slots)
+            if seconds is not None:
+                tiers.cost.observe_load("dram", len(slots), seconds)
+                tiers.counters[Tier.DRAM].loads += len(slots)
+                tiers.counters[Tier.DRAM].load_s += seconds
+            done(seconds is not None)
+
+        dram.copier.upload(list(zip(slots, pages, strict=True)), copied)
+
+    @property
+    def holds_slots(self) -> bool:
+        """Whether any prompt that waits has slots held for it."""
+        return self._landing_slots > 0
+
+    def close(self, lookup: Lookup) -> None:
+        """Nobody needs it any more: give back the slots that it holds. Idempotent."""
+        lookup.closed = True
+        lookup.settle()
+        slots = list(lookup.slots.values())
+        lookup.slots.clear()
+        if slots:
+            self._landing_slots -= len(slots)
+            assert self._tiers.dram is not None
+            self._tiers.dram.release(slots)
+
+    def _search(self, lookup: Lookup) -> None:
+        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
+        if dram is None:
+            return
+        first = len(tiers.device.match(lookup.keys))
+        missing = range(first, len(lookup.keys))
+        unknown = [index for index in missing if dram.find(lookup.keys[index]) is None]
+        if redis is None or not unknown:
+            return
+        if not redis.up:
+            for index in unknown:
+                lookup.misses[index] = Miss.TIER_DOWN
+            tiers.count_misses(Tier.REDIS, Miss.TIER_DOWN, len(unknown))
+            return
+        if self._waits_for_another(lookup, [lookup.keys[unknown[0]]]):
+            return
+        start_token = unknown[0] * tiers.block_tokens
+        if not probe_is_worth(len(unknown), tiers.block_tokens, start_token, tiers.cost):
+            for index in unknown:
+                lookup.misses[index] = Miss.LOAD_SLOWER
+            tiers.count_misses(Tier.REDIS, Miss.LOAD_SLOWER, len(unknown))
+            return
+        self._hold(lookup, [index for index in missing if index not in set(unknown)])
+        lookup.begin()
+        tiers.in_flight += 1
+        redis.probe(
+            [lookup.keys[index] for index in unknown],
+            lambda probe: tiers.mail.post(lambda: self._probed(lookup, unknown, probe)),
+        )
+
+    def _waits_for_another(self, lookup: Lookup, keys: Sequence[BlockKey]) -> bool:
+        """Whether one of these blocks is on its way for another prompt; then look again when it is
+        there."""
+        for key in keys:
+            if (waiters := self._incoming.get(key.link)) is not None:
+                lookup.begin()
+                waiters.append(lookup)
+                return True
+        return False
+
+    def _hold(self, lookup: Lookup, indexes: Sequence[int]) -> None:
+        """Keep what is in DRAM there while Redis is asked for what lies between."""
+        dram = self._tiers.dram
+        assert dram is not None
+        for index in indexes:
+            slot = dram.find(lookup.keys[index])
+            if slot is None or not self._landing_room():
+                continue
+            dram.pool.hold([slot])
+            lookup.slots[index] = slot
+            self._landing_slots += 1
+
+    def _landing_room(self) -> int:
+        dram = self._tiers.dram
+        assert dram is not None
+        limit = int(dram.capacity * _LANDING_SHARE) if dram.keeps else dram.capacity
+        return max(0, limit - self._landing_slots)
+
+    def _probed(self, lookup: Lookup, unknown: Sequence[int], probe: Probe) -> None:
+        tiers = self._tiers
+        tiers.in_flight -= 1
+        if probe.failed is not None:
+            for index in unknown:
+                lookup.misses[index] = probe.failed
+            tiers.count_misses(Tier.REDIS, probe.failed, len(unknown))
+            lookup.settle()
+            return
+        present: set[int] = set()
+        for index, there in zip(unknown, probe.present, strict=True):
+            tiers.note_stored(lookup.keys[index], stored=there)
+            if there:
+                present.add(index)
+        if lookup.closed:
+            return
+        wanted = self._choose(lookup, present)
+        if self._waits_for_another(lookup, [lookup.keys[index] for index in wanted]):
+            return
+        if wanted and not tiers.was_erased(lookup.keys[wanted[0]], lookup.erasure_mark):
+            self._fetch(lookup, wanted)
+        else:
+            lookup.settle()
+
+    def _choose(self, lookup: Lookup, present: set[int]) -> list[int]:
+        """The blocks worth fetching: contiguous behind what the device and DRAM hold."""
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        first = len(tiers.device.match(lookup.keys))
+        runs: list[tuple[str, int]] = []
+        for index in range(first, len(lookup.keys)):
+            if dram.find(lookup.keys[index]) is not None:
+                tier = "dram"
+            elif index in present:
+                tier = "redis"
+            else:
+                break
+            if runs and runs[-1][0] == tier:
+                runs[-1] = (tier, runs[-1][1] + 1)
+            else:
+                runs.append((tier, 1))
+        kept = choose_load(
+            runs,
+            start_block=first,
+            block_tokens=tiers.block_tokens,
+            prompt_tokens=lookup.prompt_tokens,
+            cost=tiers.cost,
+        )
+        end = first + sum(blocks for _, blocks in runs[:kept])
+        slower = [index for index in sorted(present) if index >= end]
+        reach = first + sum(blocks for _, blocks in runs)
+        for index in slower:
+            lookup.misses[index] = Miss.LOAD_SLOWER if index < reach else Miss.AFTER_GAP
+            tiers.count_misses(Tier.REDIS, lookup.misses[index])
+        return [index for index in range(first, end) if dram.find(lookup.keys[index]) is None]
+
+    def _fetch(self, lookup: Lookup, wanted: Sequence[int]) -> None:
+        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
+        assert dram is not None
+        assert redis is not None
+        room = min(len(wanted), dram.pool.available(lookup.tenant), self._landing_room())
+        slots = dram.pool.take(room, lookup.tenant)
+        for index in wanted[room:]:
+            lookup.misses[index] = Miss.NO_ROOM
+        tiers.count_misses(Tier.REDIS, Miss.NO_ROOM, len(wanted) - room)
+        wanted = wanted[:room]
+        if not wanted:
+            lookup.settle()
+            return
+        self._landing_slots += len(slots)
+        for index in wanted:
+            self._incoming[lookup.keys[index].link] = []
+        tiers.in_flight += 1
+        start_token = wanted[0] * tiers.block_tokens
+        redis.fetch(
+            [
+                (lookup.keys[index], dram.arena.payload(slot))
+                for index, slot in zip(wanted, slots, strict=True)
+            ],
+            load_deadline_s(start_token, len(wanted) * tiers.block_tokens, tiers.cost),
+            lambda fetched: tiers.mail.post(lambda: self._fetched(lookup, wanted, slots, fetched)),
+        )
+
+    def _fetched(
+        self, lookup: Lookup, wanted: Sequence[int], slots: Sequence[int], fetched: Fetched
+    ) -> None:
+        tiers, dram = self._tiers, self._tiers.dram
+        assert dram is not None
+        tiers.in_flight -= 1
+        loaded = 0
+        for index, slot, problem in zip(wanted, slots, fetched.outcomes, strict=True):
+            key = lookup.keys[index]
+            if problem is None and not tiers.was_erased(key, lookup.erasure_mark):
+                loaded += 1
+                lookup.from_redis.add(key.link)
+                if dram.pool.publish(slot, key, saving_s=tiers.saving_s(key)):
+                    lookup.slots[index] = slot
+                    continue
+            elif problem is not None:
+                lookup.misses[index] = problem
+                tiers.count_misses(Tier.REDIS, problem)
+                tiers.note_stored(key, stored=problem in (Miss.LATE, Miss.TIER_DOWN))
+            self._landing_slots -= 1
+            dram.release([slot])
+        counters = tiers.counters[Tier.REDIS]
+        counters.loads += loaded
+        counters.load_s += fetched.seconds
+        if loaded == len(wanted):
+            tiers.cost.observe_load("redis", loaded, fetched.seconds)
+        lookup.settle()
+        if lookup.closed:
+            self.close(lookup)
+        self._call_waiters([lookup.keys[index].link for index in wanted])
+
+    def _call_waiters(self, links: Sequence[bytes]) -> None:
+        """Whoever waited for these blocks on another prompt's account looks again."""
+        waiters = [waiter for link in links for waiter in self._incoming.pop(link)]
+        for waiter in waiters:
+            waiter.settle()
+            if not waiter.closed:
+                self._search(waiter)

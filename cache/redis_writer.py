@@ -1,0 +1,172 @@
+"""Stores on their way to Redis: a queue bounded in bytes, one connection, bounded pipelines."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from redis.exceptions import ResponseError
+
+from cache.block import BlockKey
+from cache.envelope import Envelope
+from cache.redis_census import Census
+from cache.redis_client import Command
+from cache.redis_link import Down, Lane, Late, RedisLink
+from cache.redis_report import Question, Traffic
+
+PIECE_BYTES = 3 << 19
+"""Values of one pipeline together, but always at least one: 1.5 MiB measured fastest."""
+
+_PATIENCE_S = 1.0
+"""Silence that a store may meet; nobody waits for it, so it is longer than the control timeout."""
+_PIECE_S = 10.0
+_REFUSED_PAUSE_S = 1.0
+"""After Redis refused a store (full, read-only), the next ones are not sent for so long."""
+
+
+def pieces(blocks: int, value_bytes: int) -> Iterator[range]:
+    """Indexes of `blocks` blocks, in pipelines of about `PIECE_BYTES`."""
+    step = max(1, PIECE_BYTES // value_bytes)
+    for first in range(0, blocks, step):
+        yield range(first, min(first + step, blocks))
+
+
+@dataclass(slots=True, eq=False)
+class StoreJob:
+    """One call's blocks: `slots` whole, header room first. `wanted` are the indexes still to be
+    stored, each reserved in the census; `stored` the fates so far."""
+
+    envelope: Envelope
+    keys: Sequence[BlockKey]
+    slots: Sequence[memoryview]
+    ttl_s: float
+    wanted: list[int]
+    stored: list[bool]
+    traffic: Traffic
+    question: Question[tuple[bool, ...]]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.wanted) * self.envelope.value_bytes
+
+
+class RedisWriter:
+    """`take_room` and `give_room` are for any thread, all else for the loop's."""
+
+    def __init__(self, link: RedisLink, census: Census, queue_bytes: int) -> None:
+        self._link = link
+        self._census = census
+        self._queue_bytes = queue_bytes
+        self._lock = threading.Lock()
+        self._queued_bytes = 0
+        self._jobs: deque[StoreJob] = deque()
+        self._news = asyncio.Event()
+        self._refused_until_s = 0.0
+        self.between_pieces = asyncio.Lock()
+        """Held while a piece is being written, and by who changes which blocks are wanted."""
+
+    def take_room(self, size_bytes: int) -> bool:
+        """Reserve room in the queue; given back when the job that took it is done."""
+        with self._lock:
+            if self._queued_bytes + size_bytes > self._queue_bytes:
+                return False
+            self._queued_bytes += size_bytes
+            return True
+
+    def give_room(self, size_bytes: int) -> None:
+        with self._lock:
+            self._queued_bytes -= size_bytes
+
+    def add(self, job: StoreJob) -> None:
+        self._jobs.append(job)
+        self._news.set()
+
+    def drop_owner(self, envelope: Envelope, tenant: bytes | None, scope: bytes | None) -> None:
+        """Leave out an owner's blocks (of every envelope), or with `tenant` None every block of
+        `envelope`'s identity, from what is not yet stored. The caller holds `between_pieces`."""
+        for job in self._jobs:
+            self._leave_out(job, envelope, tenant, scope)
+
+    async def run(self) -> None:
+        """Write what comes, in order. Runs until cancelled."""
+        while True:
+            while not self._jobs:
+                self._news.clear()
+                await self._news.wait()
+            # It stays in the queue while it is written, so that an erasure finds its later pieces.
+            job = self._jobs[0]
+            try:
+                await self._write(job)
+            finally:
+                self._jobs.popleft()
+                self._end(job)
+
+    async def _write(self, job: StoreJob) -> None:
+        for piece in pieces(len(job.keys), job.envelope.value_bytes):
+            async with self.between_pieces:
+                indexes = [index for index in piece if index in job.wanted]
+                if not indexes or job.question.settled:
+                    continue
+                if asyncio.get_running_loop().time() < self._refused_until_s:
+                    job.traffic.drop("refused", len(job.wanted))
+                    self._forgo(job, list(job.wanted))
+                    return
+                try:
+                    await self._write_piece(job, indexes)
+                except (Down, Late):
+                    job.traffic.drop("error", len(job.wanted))
+                    self._forgo(job, list(job.wanted))
+                    return
+
+    async def _write_piece(self, job: StoreJob, indexes: Sequence[int]) -> None:
+        expiry_s = math.ceil(job.ttl_s)
+        commands: list[Command] = [
+            (
+                "SET",
+                job.envelope.key_of(job.keys[index]),
+                job.envelope.wrap(job.keys[index], job.slots[index]),
+                "EX",
+                expiry_s,
+            )
+            for index in indexes
+        ]
+        loop = asyncio.get_running_loop()
+        replies = await self._link.ask(
+            Lane.STORE, commands, loop.time() + _PIECE_S, patience_s=_PATIENCE_S
+        )
+        for index, reply in zip(indexes, replies, strict=True):
+            if isinstance(reply, ResponseError):
+                job.traffic.drop("refused")
+                self._forgo(job, [index])
+                self._refused_until_s = loop.time() + _REFUSED_PAUSE_S
+            else:
+                job.wanted.remove(index)
+                job.stored[index] = True
+                job.traffic.stored(1)
+                self._census.stored(job.keys[index].owner.tenant, job.envelope.value_bytes)
+
+    def _leave_out(
+        self, job: StoreJob, envelope: Envelope, tenant: bytes | None, scope: bytes | None
+    ) -> None:
+        same_identity = job.envelope.identity_digest == envelope.identity_digest
+        gone = [
+            index
+            for index in job.wanted
+            if (same_identity if tenant is None else job.keys[index].owner.tenant == tenant)
+            and (scope is None or job.keys[index].owner.scope == scope)
+        ]
+        self._forgo(job, gone)
+
+    def _forgo(self, job: StoreJob, indexes: Sequence[int]) -> None:
+        for index in indexes:
+            job.wanted.remove(index)
+            self._census.give_back(job.keys[index].owner.tenant, job.envelope.value_bytes)
+
+    def _end(self, job: StoreJob) -> None:
+        self._forgo(job, list(job.wanted))
+        self.give_room(len(job.keys) * job.envelope.value_bytes)
+        job.question.answer(tuple(job.stored))

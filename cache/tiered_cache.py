@@ -1,0 +1,304 @@
+"""The prompt cache of one engine: device pages over DRAM over Redis, as one thing.
+
+The step loop owns it: every method is for that thread unless it says otherwise. What the tiers do
+meanwhile comes back when the loop calls `settle`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from cache.block import NOBODY, BlockKey, Retention, Tier
+from cache.block_pool import BlockPool, Share
+from cache.demotion import Demotion
+from cache.explanation import explain
+from cache.promotion import Found, Lookup, Promotion
+from cache.report import CacheStats, CacheUse, Erased, TenantShare, TierStats
+from cache.tiers import Tiers
+from policies.cost import CostModel
+from policies.tiering import WriteWorth
+
+_SAVE_BATCH = 64
+
+
+class TieredCache:
+    """Finds, loads, keeps and gives up blocks. See `cache.promotion` for the way up, and
+    `cache.demotion` for the way down."""
+
+    def __init__(self, tiers: Tiers, *, ahead: int, write_through: bool = False) -> None:
+        """`ahead`: so many of the device's next victims shall have their copy below."""
+        self._tiers = tiers
+        self._promotion = Promotion(tiers)
+        self._demotion = Demotion(tiers, ahead=ahead, write_through=write_through)
+        tiers.device.on_evict = lambda _, key: self._demotion.pushed_from_device(key)
+        if tiers.dram is not None:
+            tiers.dram.pool.on_evict = lambda _, key: self._demotion.pushed_from_dram(key)
+        tiers.sightings.on_forgotten = lambda _, tier: self._worth(tier).forgotten()
+
+    @property
+    def device(self) -> BlockPool:
+        """The pages."""
+        return self._tiers.device
+
+    @property
+    def cost(self) -> CostModel:
+        """Predicts what steps and loads take; learns from those that are observed."""
+        return self._tiers.cost
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether `settle` has something to do. Any thread."""
+        return bool(self._tiers.mail)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no transfer holds pages or slots."""
+        return not self._tiers.in_flight and not self._tiers.mail
+
+    def settle(self) -> None:
+        """Take in what other threads have finished."""
+        self._tiers.mail.deliver()
+
+    def maintain(self) -> None:
+        """Between steps: copy down what will be pushed out soon."""
+        self._tiers.now_s()
+        self._demotion.maintain()
+
+    def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
+        """A prompt is queued: note that its blocks were asked for, search the lower tiers."""
+        tiers = self._tiers
+        tiers.sightings.see(keys)
+        for key in keys:
+            came_from = tiers.sightings.came_back(key)
+            if came_from is not None:
+                self._worth(came_from).asked_again()
+        return self._promotion.look_up(keys, tenant, prompt_tokens)
+
+    def find(self, lookup: Lookup, keys: Sequence[BlockKey]) -> Found:
+        """What can be had of `keys` now."""
+        return self._promotion.find(lookup, keys)
+
+    def load(
+        self, slots: Sequence[int], pages: Sequence[int], done: Callable[[bool], None]
+    ) -> None:
+        """Copy DRAM slots into held pages; `done` comes in a later `settle`."""
+        self._promotion.load(slots, pages, done)
+
+    def close_lookup(self, lookup: Lookup) -> None:
+        """The prompt has started or is gone. Idempotent."""
+        self._promotion.close(lookup)
+
+    def publish(self, page: int, key: BlockKey, retention: Sequence[Retention]) -> None:
+        """A held page now holds this block, for others to find."""
+        tiers = self._tiers
+        until_s = 0.0
+        end = key.start + tiers.block_tokens
+        for wish in retention:
+            if end <= wish.tokens:
+                until_s = max(until_s, time.monotonic() + wish.seconds)
+        tiers.device.publish(page, key, saving_s=tiers.saving_s(key), keep_until_s=until_s)
+
+    def use(
+        self,
+        lookup: Lookup,
+        keys: Sequence[BlockKey],
+        pages: Sequence[int],
+        loaded_from: int,
+        retention: Sequence[Retention],
+    ) -> CacheUse:
+        """A prompt starts with `pages` under the first of its `keys`: count it, once per request.
+
+        Pages from index `loaded_from` on were copied up for it.
+        """
+        tiers = self._tiers
+        tokens = dict.fromkeys(Tier, 0)
+        saved = dict.fromkeys(Tier, 0.0)
+        origins: list[Tier] = []
+        for index in range(len(pages)):
+            tier = Tier.DEVICE
+            if keys[index].link in lookup.from_redis:
+                tier = Tier.REDIS
+            elif index >= loaded_from:
+                tier = Tier.DRAM
+            origins.append(tier)
+            tokens[tier] += tiers.block_tokens
+            saved[tier] += tiers.saving_s(keys[index])
+            tiers.counters[tier].hits += 1
+        for tier, seconds in saved.items():
+            tiers.counters[tier].saved_s += seconds
+        published = [page for page in pages if tiers.device.key_of(page) is not None]
+        tiers.device.touch(published)
+        for wish in retention:
+            kept = published[: wish.tokens // tiers.block_tokens]
+            tiers.device.keep(kept, time.monotonic() + wish.seconds)
+        again = [
+            page
+            for page, key in zip(pages, keys, strict=False)
+            if tiers.sightings.times_seen(key) > 1
+        ]
+        self._demotion.store_pages(again)
+        runs, misses = explain(tiers, lookup, keys, origins)
+        for tier_and_reason, blocks in misses.items():
+            tiers.count_misses(*tier_and_reason, blocks)
+        return CacheUse(
+            block_tokens=tiers.block_tokens,
+            device_tokens=tokens[Tier.DEVICE],
+            dram_tokens=tokens[Tier.DRAM],
+            redis_tokens=tokens[Tier.REDIS],
+            load_s=lookup.waited_s,
+            runs=runs,
+        )
+
+    def prompt_done(self, pages: Sequence[int], retention: Sequence[Retention]) -> None:
+        """A prompt's blocks are all published: write those down that were asked to last."""
+        for wish in retention:
+            if wish.durable:
+                self._demotion.keep_durably(pages[: wish.tokens // self._tiers.block_tokens], wish)
+
+    def sequence_done(self, pages: Sequence[int]) -> None:
+        """A sequence is about to release its pages."""
+        if self._demotion.writes_through:
+            self._demotion.copy_down(pages)
+
+    def set_shares(
+        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
+    ) -> None:
+        """Floors and quotas by tenant tag: in blocks for device and DRAM, in bytes for Redis."""
+        self._tiers.device.set_shares(device)
+        if self._tiers.dram is not None:
+            self._tiers.dram.pool.set_shares(dram)
+        if self._tiers.redis is not None:
+            self._tiers.redis.set_quotas(redis)
+
+    def erase(self, tenant: bytes | None, scope: bytes | None) -> tuple[Erased, Future[int] | None]:
+        """Take an owner's blocks (None: everybody's) out of device and DRAM, and begin to take them
+        out of Redis; what is on its way comes to nothing."""
+        tiers = self._tiers
+        tiers.note_erasure(tenant, scope)
+        tiers.sightings.erase(tenant, scope)
+        pools = [tiers.device] + ([tiers.dram.pool] if tiers.dram is not None else [])
+        counts = []
+        for pool in pools:
+            gone = pool.clear() if tenant is None else pool.drop_owned(tenant, scope)
+            counts.append(len(gone))
+        erased = Erased(counts[0], counts[1] if len(counts) > 1 else 0, 0)
+        if tiers.redis is None:
+            return erased, None
+        return erased, tiers.redis.erase(tenant, scope)
+
+    def stats(self) -> CacheStats:
+        """Every tier's counters. Any thread."""
+        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
+        parts = [_pool_stats(tiers, Tier.DEVICE, tiers.device)]
+        in_device = dict(tiers.device.tenant_blocks())
+        in_dram: Mapping[bytes, int] = {}
+        in_redis: Mapping[bytes, int] = {}
+        if dram is not None and dram.keeps:
+            parts.append(_pool_stats(tiers, Tier.DRAM, dram.pool))
+            in_dram = dict(dram.pool.tenant_blocks())
+        if redis is not None:
+            own, wire = tiers.counters[Tier.REDIS], redis.stats()
+            parts.append(
+                TierStats(
+                    tier=Tier.REDIS,
+                    used_bytes=sum(wire.census_bytes.values()),
+                    hits=own.hits,
+                    loads=own.loads,
+                    load_s=own.load_s,
+                    saved_s=own.saved_s,
+                    stores=own.stores,
+                    dropped={**own.dropped, **wire.dropped},
+                    misses=dict(own.misses),
+                    up=redis.up,
+                )
+            )
+            in_redis = {
+                tenant: size // redis.envelope.value_bytes
+                for tenant, size in wire.census_bytes.items()
+            }
+        tenants = {*in_device, *in_dram, *in_redis} - {NOBODY.tenant}
+        return CacheStats(
+            tiers=tuple(parts),
+            tenants=tuple(
+                TenantShare(
+                    tenant,
+                    in_device.get(tenant, 0),
+                    in_dram.get(tenant, 0),
+                    in_redis.get(tenant, 0),
+                )
+                for tenant in sorted(tenants)
+            ),
+        )
+
+    def save(self, timeout_s: float) -> None:
+        """Write what device and DRAM hold to Redis, as far as time allows. The loop has stopped.
+
+        The most valuable blocks come last: Redis, when it is full, gives up what is oldest.
+        """
+        tiers, dram = self._tiers, self._tiers.dram
+        deadline = time.monotonic() + timeout_s
+        self._drain(0, deadline)
+        if dram is None or not tiers.redis_up:
+            return
+        now = tiers.now_s()
+        slots = dram.pool.next_victims(dram.pool.counts().cached, now)
+        pages = tiers.device.next_victims(tiers.device.counts().cached, now)
+        for batch in _batches(slots):
+            self._demotion.store(batch)
+            self._drain(_SAVE_BATCH // 16, deadline)
+        for batch in _batches(pages):
+            self._demotion.store_pages(batch)
+            self._drain(_SAVE_BATCH // 16, deadline)
+        self._drain(0, deadline)
+
+    def close(self) -> None:
+        """Wait for transfers that touch pages; nothing is taken in any more."""
+        if self._tiers.dram is not None:
+            self._tiers.dram.copier.close()
+            self._tiers.mail.deliver()
+            self._tiers.dram.arena.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every tier's books agree."""
+        self._tiers.device.check_integrity()
+        if self._tiers.dram is not None:
+            self._tiers.dram.pool.check_integrity()
+            if self.quiet and not self._promotion.holds_slots:
+                assert self._tiers.dram.pool.counts().held == 0, "an idle cache holds DRAM slots"
+
+    def _drain(self, in_flight: int, deadline: float) -> None:
+        """Until at most so many transfers are under way, or time is up."""
+        while self._tiers.in_flight > in_flight and time.monotonic() < deadline:
+            time.sleep(0.0005)
+            self.settle()
+        self.settle()
+
+    def _worth(self, tier: Tier) -> WriteWorth:
+        return self._tiers.device_worth if tier is Tier.DEVICE else self._tiers.dram_worth
+
+
+def _pool_stats(tiers: Tiers, tier: Tier, pool: BlockPool) -> TierStats:
+    counts, own = pool.counts(), tiers.counters[tier]
+    return TierStats(
+        tier=tier,
+        free=counts.free,
+        cached=counts.cached,
+        held=counts.held,
+        total=counts.total,
+        used_bytes=(counts.cached + counts.held) * tiers.block_bytes,
+        total_bytes=counts.total * tiers.block_bytes,
+        hits=own.hits,
+        loads=own.loads,
+        load_s=own.load_s,
+        saved_s=own.saved_s,
+        stores=own.stores,
+        evictions=pool.evictions,
+        dropped=dict(own.dropped),
+        misses=dict(own.misses),
+    )
+
+
+def _batches(items: Sequence[int]) -> list[Sequence[int]]:
+    return [items[start : start + _SAVE_BATCH] for start in range(0, len(items), _SAVE_BATCH)]

@@ -1,0 +1,157 @@
+"""The tiers of one engine and what is known across them. Owned by the engine's step loop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cache.block import BlockKey, Tier
+from cache.block_pool import BlockPool
+from cache.copier import Copier
+from cache.host_arena import HostArena
+from cache.mailbox import Mailbox
+from cache.redis_store import RedisTier
+from cache.report import Miss
+from cache.sightings import Sightings
+from policies.cost import CostModel
+from policies.tiering import WriteWorth
+
+_KNOWN_STORED = 1 << 17
+"""So many blocks are remembered as being in Redis; a forgotten one is at worst written again."""
+_REMEMBERED_ERASURES = 1024
+
+
+@dataclass(slots=True)
+class DramTier:
+    """Slots of host memory and who holds which. Without `keeps` it is only the landing between
+    Redis and the device: a slot is empty again as soon as nobody holds it."""
+
+    pool: BlockPool
+    arena: HostArena
+    copier: Copier
+    keeps: bool
+    capacity: int
+
+    def release(self, slots: Sequence[int], *, used: bool = True) -> None:
+        """One holder fewer for each slot; see `BlockPool.release`."""
+        self.pool.release(slots, used=used)
+        if not self.keeps:
+            for slot in slots:
+                if self.pool.key_of(slot) is not None:
+                    self.pool.drop(slot)
+
+    def find(self, key: BlockKey) -> int | None:
+        """The slot that holds this block."""
+        return self.pool.find(key)
+
+
+@dataclass(slots=True)
+class TierCounters:
+    """What `TierStats` counts and no part counts by itself."""
+
+    hits: int = 0
+    loads: int = 0
+    load_s: float = 0.0
+    saved_s: float = 0.0
+    stores: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    misses: Counter[str] = field(default_factory=Counter)
+
+
+class Tiers:
+    """The parts, and the bookkeeping that promotion and demotion share.
+
+    `dram` None: no lower tier at all. `redis` needs a `dram`, if only as its landing.
+    """
+
+    def __init__(
+        self,
+        device: BlockPool,
+        dram: DramTier | None,
+        redis: RedisTier | None,
+        *,
+        cost: CostModel,
+        sightings: Sightings,
+        block_tokens: int,
+        block_bytes: int,
+        wake: Callable[[], None],
+    ) -> None:
+        if redis is not None and dram is None:
+            raise ValueError("Redis needs slots of host memory to land in")
+        self.device = device
+        self.dram = dram
+        self.redis = redis
+        self.cost = cost
+        self.sightings = sightings
+        self.block_tokens = block_tokens
+        self.block_bytes = block_bytes
+        self.mail = Mailbox(wake)
+        self.device_worth = WriteWorth()
+        self.dram_worth = WriteWorth()
+        self.counters = {tier: TierCounters() for tier in Tier}
+        self.in_flight = 0
+        """Transfers of any kind that still hold pages or slots."""
+        self._stored: OrderedDict[bytes, None] = OrderedDict()
+        self._erasures: list[tuple[bytes | None, bytes | None]] = []
+        self._erasures_before = 0
+
+    def now_s(self) -> float:
+        """The clock that retention goes by; tells the pools as well."""
+        now = time.monotonic()
+        self.device.set_time(now)
+        if self.dram is not None:
+            self.dram.pool.set_time(now)
+        return now
+
+    def saving_s(self, key: BlockKey) -> float:
+        """What a hit on this block saves."""
+        return self.cost.saving_s(key.start, self.block_tokens)
+
+    def is_stored(self, key: BlockKey) -> bool:
+        """Whether Redis holds the block, as far as is known here."""
+        return key.link in self._stored
+
+    def note_stored(self, key: BlockKey, *, stored: bool = True) -> None:
+        """Redis was seen to hold the block, or not to."""
+        if not stored:
+            self._stored.pop(key.link, None)
+            return
+        self._stored[key.link] = None
+        self._stored.move_to_end(key.link)
+        if len(self._stored) > _KNOWN_STORED:
+            self._stored.popitem(last=False)
+
+    @property
+    def redis_up(self) -> bool:
+        """Whether there is a Redis and its breaker lets questions through."""
+        return self.redis is not None and self.redis.up
+
+    def erasure_mark(self) -> int:
+        """To be kept by whatever is under way, for `was_erased`."""
+        return self._erasures_before + len(self._erasures)
+
+    def note_erasure(self, tenant: bytes | None, scope: bytes | None) -> None:
+        """Everything of this owner that is under way must come to nothing. None: of anybody."""
+        self._erasures.append((tenant, scope))
+        self._stored.clear()  # whose they are is not known; at worst a block is written again
+        if len(self._erasures) > _REMEMBERED_ERASURES:
+            half = len(self._erasures) // 2
+            del self._erasures[:half]
+            self._erasures_before += half
+
+    def was_erased(self, key: BlockKey, since: int) -> bool:
+        """Whether the block's owner was erased after `since` was taken; in doubt, yes."""
+        if since < self._erasures_before:
+            return True
+        return any(
+            (tenant is None or tenant == key.owner.tenant)
+            and (scope is None or scope == key.owner.scope)
+            for tenant, scope in self._erasures[since - self._erasures_before :]
+        )
+
+    def count_misses(self, tier: Tier, reason: Miss, blocks: int = 1) -> None:
+        """Blocks asked of a tier and not had."""
+        if blocks:
+            self.counters[tier].misses[reason.value] += blocks

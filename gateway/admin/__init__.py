@@ -1,0 +1,1 @@
+"""What the operator may ask and do over HTTP, under `/admin/`."""

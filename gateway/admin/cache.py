@@ -1,0 +1,204 @@
+"""The operator's view of the cache, and removal from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import orjson
+import structlog
+
+from cache.hashing import owner_tags
+from cache.report import Erased
+from gateway.admin.auth import require_operator
+from gateway.admin.cache_answers import erased_answer, stats_answer, tenants_by_tag
+from gateway.errors import ApiError, bad_request, unavailable
+from gateway.explain import explained
+from gateway.http_call import HttpCall
+from gateway.recent_requests import REMEMBERED, RecentRequests
+from gateway.reload import RuntimeConfig, Snapshot
+from gateway.replica import Replica
+from gateway.served_model import ServedModel
+from gateway.settings import TENANT_ID, TENANT_ID_RULE
+
+_log = structlog.get_logger("forebay.admin")
+
+_REMOVAL_S = 120.0
+"""Longest wait for one model's removal: finding a tenant's blocks in a large Redis takes long."""
+_RETRY_AFTER_S = 5
+
+Removal = Callable[[Replica], Awaitable[Erased]]
+
+
+class NamedPrefixes(Protocol):
+    """What erasure needs of the tenants' named prefixes."""
+
+    async def erase_tenant(self, tenant_id: str, user: str | None) -> int:
+        """Forget a tenant's, or one of its users', names; how many there were."""
+        ...
+
+
+class CacheAdmin:
+    """Handlers. Each needs the operator's key."""
+
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        models: Mapping[str, ServedModel],
+        secret: bytes,
+        recent: RecentRequests,
+        named: NamedPrefixes | None,
+    ) -> None:
+        """`secret` is the server's, `named` None where there are no named prefixes."""
+        self._runtime = runtime
+        self._models = models
+        self._secret = secret
+        self._recent = recent
+        self._named = named
+
+    async def show(self, call: HttpCall) -> None:
+        """Every model's tiers, and each tenant's share of them."""
+        snapshot = self._admitted(call)
+        names = tenants_by_tag(self._secret, (tenant.id for tenant in snapshot.settings.tenants))
+        await call.answer_json(
+            {"models": {name: stats_answer(model, names) for name, model in self._models.items()}}
+        )
+
+    async def explain(self, call: HttpCall, request_id: str) -> None:
+        """How each of a request's prompts met the cache; a 404 for one that is not remembered."""
+        self._admitted(call)
+        found = self._recent.find(request_id)
+        if not found:
+            raise ApiError(
+                404,
+                f"No request of this id is among the last {REMEMBERED} that reached a replica of "
+                "this gateway and have ended; the id is the answer's x-request-id.",
+                code="request_not_found",
+            )
+        await call.answer_json(
+            {"request_id": request_id, "requests": [explained(recent) for recent in found]}
+        )
+
+    async def flush(self, call: HttpCall) -> None:
+        """Remove every block of every model, or of the one that `model` names."""
+        self._admitted(call)
+        models = self._models
+        name = call.query().get("model")
+        if name is not None:
+            if name not in models:
+                raise ApiError(
+                    404, "There is no such model.", param="model", code="model_not_found"
+                )
+            models = {name: models[name]}
+        removed = await _remove(models, lambda replica: replica.flush_cache())
+        _log.info("cache flushed", model=name or "all", complete=not _missed(removed))
+        await _answer_removal(call, {}, removed)
+
+    async def erase(self, call: HttpCall, tenant_id: str, user: str | None = None) -> None:
+        """Remove a tenant's blocks and named prefixes, or one user's, from every tier.
+
+        A tenant that is not configured is a 404, so that a slip of the pen does not look like an
+        erasure; `unknown=allow` erases one that has been removed from the configuration. A user of
+        a tenant whose users share is a 409: what is shared cannot be told apart.
+        """
+        snapshot = self._admitted(call)
+        query = call.query()
+        user = query.get("user") if user is None else user
+        if user == "":
+            raise bad_request("user must not be empty.", param="user")
+        _require_erasable(snapshot, tenant_id, user, unknown=query.get("unknown"))
+        # the names first: a prefix that is still kept by one would be computed again
+        names = await self._named.erase_tenant(tenant_id, user) if self._named is not None else 0
+        tags = owner_tags(self._secret, tenant_id, user)
+        scope = None if user is None else tags.scope
+        removed = await _remove(
+            self._models, lambda replica: replica.erase_cache(tags.tenant, scope)
+        )
+        complete = not _missed(removed)
+        _log.info("cache erased", tenant=tenant_id, one_user=user is not None, complete=complete)
+        whose = {"tenant": tenant_id, "user": user, "named_prefixes": names}
+        await _answer_removal(call, whose, removed)
+
+    def _admitted(self, call: HttpCall) -> Snapshot:
+        snapshot = self._runtime.current
+        require_operator(call, snapshot)
+        return snapshot
+
+
+def _require_erasable(
+    snapshot: Snapshot, tenant_id: str, user: str | None, *, unknown: str | None
+) -> None:
+    if unknown not in (None, "allow"):
+        raise bad_request("unknown must be allow, or be left out.", param="unknown")
+    if not TENANT_ID.fullmatch(tenant_id):
+        raise bad_request(f"The tenant's id {TENANT_ID_RULE}.")
+    known = {tenant.id: tenant for tenant in snapshot.settings.tenants}.get(tenant_id)
+    if known is None and unknown is None:
+        raise ApiError(
+            404,
+            "No tenant of this id is configured; ?unknown=allow erases one that was removed from "
+            "the configuration.",
+            code="tenant_not_found",
+        )
+    if known is not None and user is not None and known.cache.scope != "user":
+        raise ApiError(
+            409,
+            f"This tenant's cache.scope is {known.cache.scope}: its users' prompts cannot be told "
+            "apart. Erase the tenant.",
+            param="user",
+            code="users_not_separate",
+        )
+
+
+async def _remove(models: Mapping[str, ServedModel], removal: Removal) -> dict[str, dict[str, Any]]:
+    """Do it in every model at once; blocks removed by tier, and "error" where one failed."""
+    results = await asyncio.gather(
+        *(_remove_from(name, model, removal) for name, model in models.items())
+    )
+    return dict(zip(models, results, strict=True))
+
+
+async def _remove_from(name: str, model: ServedModel, removal: Removal) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(_REMOVAL_S):
+            erased = await removal(model.replica)
+    except TimeoutError:
+        return {"error": f"was not done within {_REMOVAL_S:.0f} seconds"}
+    except Exception:  # noqa: BLE001 - one model's failure must not hide what the others removed
+        _log.exception("cache could not be removed", model=name)
+        return {"error": "failed; the server's log says why"}
+    return erased_answer(erased, model.replica.cache_stats())
+
+
+def _missed(removed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What was not reached, in words."""
+    missed = []
+    for name, tiers in removed.items():
+        if "error" in tiers:
+            missed.append(f"{name}: {tiers['error']}")
+        elif tiers.get("redis", 0) is None:
+            missed.append(f"{name}: Redis could not be asked")
+    return missed
+
+
+async def _answer_removal(
+    call: HttpCall, whose: Mapping[str, Any], removed: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """200 if all of it was done; else a 503 that says what was, and that asking again is safe."""
+    missed = _missed(removed)
+    answer = {**whose, "complete": not missed, "models": removed}
+    if not missed:
+        await call.answer_json(answer)
+        return
+    error = unavailable(
+        f"Not everything could be removed ({'; '.join(missed)}). Ask again: what is gone stays "
+        "gone.",
+        code="cache_partly_removed",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+    await call.answer(
+        error.status,
+        orjson.dumps({**error.envelope(), **answer}),
+        headers=[(name.encode(), value.encode()) for name, value in error.headers.items()],
+    )

@@ -1,0 +1,226 @@
+"""`forebay cache`: what a running server's cache holds, why a request missed it, and removal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli import exit_codes
+from gateway.cli.errors import CommandError
+from gateway.cli.server_call import DEFAULT_URL, connected, printable, refusal
+from gateway.explain import text_lines
+from gateway.settings import TENANT_ID, TENANT_ID_RULE
+from gateway.state_dir import StateDir
+
+cache = typer.Typer(help="Look into a running server's prompt cache, and remove from it.")
+
+_KEY_HINT = "see --key and FOREBAY_ADMIN_KEY; it must be the key that the server was started with"
+_READ_TIMEOUT_S = 180.0
+"""A removal may take the server two minutes."""
+_WIDTH_WITHOUT_TERMINAL = 200
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+_TIERS = ("device", "dram", "redis")
+_NOT_COUNTED = "-"
+_OWNERS = {"shared": "(shared prefixes)", "other": "(not configured)"}
+
+Url = Annotated[str, typer.Option(help="The server's address.")]
+Key = Annotated[
+    str | None,
+    typer.Option(envvar="FOREBAY_ADMIN_KEY", help="Operator's key; else this machine's own."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")]
+
+
+@cache.command("stats")
+def stats(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> None:
+    """Say what each tier of each model holds, and whose it is."""
+    response = _call("GET", "/admin/cache", url, key)
+    if as_json:
+        typer.echo(response.text)
+        return
+    console = _console()
+    for name, model in _answer(response, "models")["models"].items():
+        console.print(_tiers_table(f"{name} ({model['replica']})", model["tiers"]))
+        if model["owners"]:
+            console.print(_owners_table(model["owners"]))
+
+
+@cache.command("explain")
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(metavar="REQUEST_ID", help="The answer's x-request-id.")
+    ],
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say for each part of a recent request's prompt where it came from, or why it was computed."""
+    response = _call("GET", f"/admin/requests/{quote(request_id, safe='')}/cache", url, key)
+    if as_json:
+        typer.echo(response.text)
+        return
+    for number, request in enumerate(_answer(response, "requests")["requests"]):
+        if number:
+            typer.echo()
+        for line in text_lines(request):
+            typer.echo(printable(line))
+
+
+@cache.command("flush")
+def flush(
+    model: Annotated[str | None, typer.Option(help="Only this model's; else all.")] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove every block from every tier. Nothing is lost but the time to compute it again."""
+    params = {} if model is None else {"model": model}
+    _show_removal(_call("POST", "/admin/cache/flush", url, key, params), as_json=as_json)
+
+
+@cache.command("erase")
+def erase(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")],
+    user: Annotated[
+        str | None, typer.Option(help="Only this user's; needs cache.scope user.")
+    ] = None,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="The tenant is no longer in the configuration.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a tenant's KV and named prefixes from every tier."""
+    if not TENANT_ID.fullmatch(tenant):
+        raise CommandError(f"TENANT: {TENANT_ID_RULE}", exit_code=exit_codes.USAGE)
+    params = {} if user is None else {"user": user}
+    if unknown:
+        params["unknown"] = "allow"
+    path = f"/admin/tenants/{tenant}/cache"
+    _show_removal(_call("DELETE", path, url, key, params), as_json=as_json)
+
+
+def _call(
+    method: str, path: str, url: str, key: str | None, params: Mapping[str, str] | None = None
+) -> httpx.Response:
+    """The server's answer: 200, or a removal that was not complete. Raises CommandError."""
+    with connected(url, key or _own_key(), read_timeout_s=_READ_TIMEOUT_S) as client:
+        response = client.request(method, path, params=params)
+    status = response.status_code
+    partly_done = status == httpx.codes.SERVICE_UNAVAILABLE and '"models":' in response.text
+    if status != httpx.codes.OK and not partly_done:
+        raise CommandError(refusal(response, key_hint=_KEY_HINT))
+    return response
+
+
+def _answer(response: httpx.Response, member: str) -> Any:
+    """The answer's JSON object, which must have this member."""
+    try:
+        answer = response.json()
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict) or member not in answer:
+        raise CommandError(f"what answers at {response.url.copy_with(query=None)} is not forebay")
+    return answer
+
+
+def _show_removal(response: httpx.Response, *, as_json: bool) -> None:
+    answer = _answer(response, "models")
+    if as_json:
+        typer.echo(response.text)
+    else:
+        for name, tiers in answer["models"].items():
+            counts = [
+                f"{tier} {'not reached' if blocks is None else f'{blocks:,}'}"
+                for tier, blocks in tiers.items()
+            ]
+            typer.echo(printable(f"{name}: blocks removed: {', '.join(counts)}"))
+        if answer.get("named_prefixes"):
+            typer.echo(f"named prefixes removed: {answer['named_prefixes']}")
+    if not answer["complete"]:
+        raise CommandError(refusal(response, key_hint=_KEY_HINT))
+
+
+def _tiers_table(title: str, tiers: list[dict[str, Any]]) -> Table:
+    """One column per tier, so that it fits into any terminal."""
+    names = [tier["tier"] if tier["up"] else f"{tier['tier']} (down)" for tier in tiers]
+    table = _table(title, names)
+    for state in ("free", "cached", "held", "total"):
+        blocks = (tier["blocks"] for tier in tiers)
+        counts = (f"{each[state]:,}" if each["total"] else _NOT_COUNTED for each in blocks)
+        table.add_row(f"blocks {state}", *counts)
+    table.add_row("bytes", *(_bytes(tier["used_bytes"]) for tier in tiers))
+    sizes = (tier["total_bytes"] for tier in tiers)
+    table.add_row("of", *(_bytes(size) if size else _NOT_COUNTED for size in sizes))
+    _add(table, "hits", [tier["hits"] for tier in tiers])
+    _add_by_reason(table, "misses", [tier["misses"] for tier in tiers])
+    _add(table, "loads", [tier["loads"] for tier in tiers])
+    table.add_row("load seconds", *(f"{tier['load_s']:,.2f}" for tier in tiers))
+    table.add_row("saved seconds", *(f"{tier['saved_s']:,.2f}" for tier in tiers))
+    _add(table, "stores", [tier["stores"] for tier in tiers])
+    _add_by_reason(table, "not stored", [tier["dropped"] for tier in tiers])
+    _add(table, "evictions", [tier["evictions"] for tier in tiers])
+    return table
+
+
+def _owners_table(owners: list[dict[str, Any]]) -> Table:
+    table = _table("blocks by tenant", list(_TIERS))
+    for owner in owners:
+        name = _OWNERS.get(owner["owner"]) or str(owner["tenant"])
+        _add(table, name, [owner[tier] for tier in _TIERS])
+    return table
+
+
+def _table(title: str, columns: list[str]) -> Table:
+    table = Table(title=Text(printable(title)), title_justify="left", box=SIMPLE_HEAD)
+    table.add_column()
+    for column in columns:
+        table.add_column(Text(printable(column)), justify="right")
+    return table
+
+
+def _add(table: Table, name: str, counts: list[int]) -> None:
+    table.add_row(Text(printable(name)), *(f"{count:,}" for count in counts))
+
+
+def _add_by_reason(table: Table, name: str, counts: list[dict[str, int]]) -> None:
+    """The sum, and below it what it is made of."""
+    _add(table, name, [sum(by_reason.values()) for by_reason in counts])
+    for reason in sorted({reason for by_reason in counts for reason in by_reason}):
+        _add(table, f"  {reason}", [by_reason.get(reason, 0) for by_reason in counts])
+
+
+def _bytes(count: float) -> str:
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count /= 1024
+        unit += 1
+    return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
+
+
+def _console() -> Console:
+    """A pipe has no width, and a file must not depend on this terminal's."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_WITHOUT_TERMINAL
+    return console
+
+
+def _own_key() -> str:
+    key = StateDir(StateDir.locate(os.environ)).existing_admin_key()
+    if key is None:
+        raise CommandError(
+            "no operator's key: give --key or set FOREBAY_ADMIN_KEY", exit_code=exit_codes.USAGE
+        )
+    return key

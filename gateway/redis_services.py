@@ -1,0 +1,100 @@
+"""What the configuration's `redis` section brings up, and takes down again in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from cache.redis_options import RedisOptions
+from cache.redis_store import RedisStore
+from gateway.embedded_redis import embedded_redis
+from gateway.named_cache_store import (
+    MemoryStore,
+    NamedCacheStore,
+    RedisNamedCacheStore,
+    open_control_client,
+)
+from gateway.settings_errors import ConfigError
+from gateway.settings_redis import EMBEDDED, OFF, RedisSettings
+from gateway.state_dir import StateDir
+
+_log = structlog.get_logger("forebay.redis")
+
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServices:
+    """`kv` is where KV blocks go (None: nowhere); `named` keeps the tenants' named prefixes."""
+
+    kv: RedisStore | None
+    named: NamedCacheStore
+
+
+@asynccontextmanager
+async def open_redis(
+    settings: RedisSettings, environ: Mapping[str, str], secret: bytes
+) -> AsyncIterator[RedisServices]:
+    """Start the embedded server if one is wanted, and connect.
+
+    A Redis that does not answer is not an error: it is used once it does. Raises ConfigError if it
+    belongs to gateways with another secret, whose KV this one could not read nor they its.
+    """
+    async with AsyncExitStack() as held:
+        embedded: str | None = None
+        if settings.embedded:
+            embedded = await _start_embedded(settings, environ, held)
+        url, kv_url = (
+            embedded if wanted == EMBEDDED else None if wanted == OFF else wanted
+            for wanted in (settings.url, settings.for_kv)
+        )
+        kv = await _connect(settings, kv_url, secret, held) if kv_url is not None else None
+        named: NamedCacheStore = MemoryStore()
+        if url is not None:
+            timeout_s = settings.timeout_ms / 1e3
+            client = open_control_client(url, timeout_s=timeout_s, tls_ca=settings.tls_ca)
+            held.push_async_callback(client.aclose)
+            named = RedisNamedCacheStore(client, secret, timeout_s=timeout_s)
+        yield RedisServices(kv, named)
+
+
+async def _start_embedded(
+    settings: RedisSettings, environ: Mapping[str, str], held: AsyncExitStack
+) -> str | None:
+    """Its socket's URL; None, with a warning, where there is no server to start."""
+    server = embedded_redis(StateDir.open(environ), settings.memory, environ)
+    url = await asyncio.to_thread(server.__enter__)
+    held.push_async_callback(asyncio.to_thread, server.__exit__, None, None, None)
+    return url
+
+
+async def _connect(
+    settings: RedisSettings, url: str, secret: bytes, held: AsyncExitStack
+) -> RedisStore:
+    store = RedisStore(
+        RedisOptions(
+            url=url,
+            secret=secret,
+            cluster=settings.cluster,
+            timeout_s=settings.timeout_ms / 1e3,
+            max_connections=max(3, settings.max_connections),
+            ttl_s=settings.ttl,
+            encrypt=settings.encrypt,
+            tls_ca=None if settings.tls_ca is None else str(settings.tls_ca),
+        )
+    )
+    store.start()
+    held.push_async_callback(asyncio.to_thread, store.close, _CLOSE_S)
+    agrees = await asyncio.to_thread(store.check_secret, _CLOSE_S)
+    if agrees is False:
+        raise ConfigError(
+            [
+                "redis: the gateways that use this Redis have another server secret; give all of "
+                "them the same one (server.secret_env), or this one another Redis"
+            ]
+        )
+    return store

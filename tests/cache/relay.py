@@ -1,0 +1,91 @@
+"""A relay in front of a server's unix socket: over TCP or TLS, and as slow as a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Relay:
+    """Forwards connections to 127.0.0.1:`port` to `target`; answers wait `delay_s`."""
+
+    def __init__(self, target: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.delay_s = 0.0
+        self.port = 0
+        self._target = target
+        self._tls = tls
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name="relay")
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(10)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._forward, "127.0.0.1", 0, ssl=self._tls)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await self._stop.wait()
+        server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _forward(
+        self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        server_in, server_out = await asyncio.open_unix_connection(self._target)
+        pumps = (
+            asyncio.ensure_future(self._pump(client_in, server_out, delayed=False)),
+            asyncio.ensure_future(self._pump(server_in, client_out, delayed=True)),
+        )
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            server_out.transport.abort()
+            client_out.transport.abort()
+            self._tasks.discard(task)
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, delayed: bool
+    ) -> None:
+        while data := await source.read(1 << 20):
+            if delayed and self.delay_s:
+                await asyncio.sleep(self.delay_s)
+            sink.write(data)
+            await sink.drain()
+
+
+@contextmanager
+def relaying(target: Path, tls: ssl.SSLContext | None = None) -> Iterator[Relay]:
+    relay = Relay(target, tls)
+    relay.start()
+    try:
+        yield relay
+    finally:
+        relay.stop()

@@ -1,0 +1,47 @@
+"""The measurement itself: it moves real blocks, tells all rates, and fails in one line."""
+
+import json
+
+import pytest
+
+from cache.bench_copies import main
+from tests.cache.valkey import running_valkey
+
+SMALL = ["--blocks", "8", "--redis-blocks", "8", "--block-bytes", "4096", "--repeats", "1"]
+
+
+def test_every_rate_is_told(tmp_path, capsys):
+    with running_valkey(tmp_path) as server:
+        assert main([*SMALL, "--json", "--redis", server.url]) == 0
+        with server.client() as client:
+            assert client.keys("*bench*") == client.keys("forebay:kv:*") == []
+    found = json.loads(capsys.readouterr().out)
+    assert all(rate > 0 for rate in found["copies"].values())
+    (over_unix,) = found["redis"]
+    assert over_unix.pop("location") == server.url
+    assert set(over_unix) == {"plain_read", "plain_write", "tier_read", "tier_write"}
+    assert all(rate > 0 for rate in over_unix.values())
+
+
+def test_the_table_has_a_line_for_each_rate(capsys):
+    assert main(SMALL) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith("cpu ") and line.endswith(" GB/s") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--redis", "http://h"], "url: must begin with"),
+        (["--redis", "unix:///nowhere/s.sock"], "unix:///nowhere/s.sock: no answer"),
+        (["--device", "meta"], "no copier for device meta"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(arguments, said, capsys, monkeypatch):
+    monkeypatch.setattr("cache.bench_copies._REDIS_S", 0.5)
+    assert main([*SMALL, *arguments]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert said in output.err

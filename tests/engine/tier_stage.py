@@ -1,0 +1,293 @@
+"""A scheduler over three tiers without a model: every block's bytes are a function of its key.
+
+Transfers and Redis wait until the test lets them go on, in any order and with any outcome.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from cache.block import BlockKey, Owner
+from cache.block_pool import BlockPool
+from cache.hashing import owner_tags
+from cache.host_arena import HostArena
+from cache.redis_store import Fetched, Probe
+from cache.report import Miss
+from cache.sightings import Sightings
+from cache.tiered_cache import TieredCache
+from cache.tiers import DramTier, Tiers
+from engine.request import EngineRequest, Retention
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Chunk, Scheduler
+from engine.sequence import Sequence as EngineSequence
+from policies.cost import CostModel
+
+BLOCK_TOKENS = 16
+BLOCK_BYTES = 64
+HEADER_BYTES = 64
+SECRET = b"stage"
+
+
+def content(key: BlockKey) -> bytes:
+    """What a page must hold where `key` is published: depends on the whole prefix and its owner."""
+    return hashlib.sha512(key.link + key.token_bytes).digest()
+
+
+def owner(tenant: str) -> Owner:
+    return owner_tags(SECRET, tenant, None)
+
+
+@dataclass
+class ManualCopier:
+    """Copies when told to."""
+
+    pages: torch.Tensor
+    arena: HostArena
+    queue: list[Callable[[], None]] = field(default_factory=list)
+    fail_next: bool = False
+
+    def download(self, moves: Sequence[tuple[int, int]], done: Callable[..., None]) -> None:
+        self.queue.append(lambda: self._run(moves, done, down=True))
+
+    def upload(self, moves: Sequence[tuple[int, int]], done: Callable[..., None]) -> None:
+        self.queue.append(lambda: self._run(moves, done, down=False))
+
+    def _run(self, moves, done, *, down: bool) -> None:
+        if self.fail_next:
+            self.fail_next = False
+            done(None)
+            return
+        for source, target in moves:
+            if down:
+                self.arena.payloads[target].copy_(self.pages[source])
+            else:
+                self.pages[target].copy_(self.arena.payloads[source])
+        done(1e-5 * len(moves))
+
+    def step(self, index: int = 0) -> None:
+        if self.queue:
+            self.queue.pop(index % len(self.queue))()
+
+    def close(self) -> None:
+        while self.queue:
+            self.step()
+
+
+@dataclass
+class FakeRedis:
+    """A dict under the interface of a `RedisTier`."""
+
+    values: dict[bytes, tuple[BlockKey, bytes]] = field(default_factory=dict)
+    queue: list[Callable[[], None]] = field(default_factory=list)
+    up: bool = True
+    value_bytes: int = BLOCK_BYTES
+    corrupt: set[bytes] = field(default_factory=set)
+    late: bool = False
+    erased_links: int = 0
+
+    def probe(self, keys, done) -> None:
+        def answer() -> None:
+            if not self.up:
+                done(Probe(present=(), failed=Miss.TIER_DOWN))
+            else:
+                done(Probe(present=tuple(key.link in self.values for key in keys), failed=None))
+
+        self.queue.append(answer)
+
+    def fetch(self, blocks, deadline_s, done, part=None) -> None:
+        assert deadline_s > 0
+
+        def answer() -> None:
+            outcomes = []
+            for key, buffer in blocks:
+                stored = self.values.get(key.link)
+                if not self.up:
+                    outcomes.append(Miss.TIER_DOWN)
+                elif self.late:
+                    outcomes.append(Miss.LATE)
+                elif stored is None:
+                    outcomes.append(Miss.EVICTED)
+                elif key.link in self.corrupt:
+                    outcomes.append(Miss.CORRUPT)
+                    del self.values[key.link]
+                elif stored[0] != key:
+                    outcomes.append(Miss.FOREIGN)
+                else:
+                    buffer[:] = stored[1]
+                    outcomes.append(None)
+            done(Fetched(outcomes=tuple(outcomes), seconds=1e-5))
+
+        self.queue.append(answer)
+
+    def store(self, blocks, done, ttl_s=None) -> bool:
+        if not self.up or len(self.queue) > 50:
+            return False
+
+        def answer() -> None:
+            for key, value in blocks:
+                if self.up:
+                    self.values[key.link] = (key, bytes(value[HEADER_BYTES:]))
+            done(tuple(self.up for _ in blocks))
+
+        self.queue.append(answer)
+        return True
+
+    def erase(self, tenant, scope):
+        for link, (key, _) in list(self.values.items()):
+            if tenant in (None, key.owner.tenant) and scope in (None, key.owner.scope):
+                del self.values[link]
+        return None
+
+    def set_quotas(self, quotas) -> None:
+        self.quotas = quotas
+
+    def step(self, index: int = 0) -> None:
+        if self.queue:
+            self.queue.pop(index % len(self.queue))()
+
+
+class TierStage:
+    """`run` computes a prompt to its end, checking every page that a sequence starts from."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 12,
+        slots: int = 16,
+        max_running: int = 3,
+        step_tokens: int = 64,
+        redis: bool = True,
+        keeps: bool = True,
+        write_through: bool = False,
+    ) -> None:
+        self.pages = torch.zeros(pages, BLOCK_BYTES, dtype=torch.uint8)
+        arena = HostArena(slots, BLOCK_BYTES, header_bytes=HEADER_BYTES, pinned=False)
+        self.copier = ManualCopier(self.pages, arena)
+        self.redis = FakeRedis()
+        cost = CostModel(
+            token_flops=1e9, weight_bytes=1e9, kv_token_bytes=4.0, block_bytes=BLOCK_BYTES
+        )
+        self.dram = DramTier(BlockPool(slots), arena, self.copier, keeps, slots)
+        self.tiers = Tiers(
+            BlockPool(pages),
+            self.dram,
+            self.redis if redis else None,  # type: ignore[arg-type]  # the same interface
+            cost=cost,
+            sightings=Sightings(),
+            block_tokens=BLOCK_TOKENS,
+            block_bytes=BLOCK_BYTES,
+            wake=lambda: None,
+        )
+        self.cache = TieredCache(self.tiers, ahead=4, write_through=write_through)
+        self.scheduler = Scheduler(
+            self.cache,
+            block_tokens=BLOCK_TOKENS,
+            step_tokens=step_tokens,
+            max_running=max_running,
+            prompt_logprob_tokens=64,
+        )
+        self.sequences: dict[str, EngineSequence] = {}
+        self.done: dict[str, EngineSequence] = {}
+        self._started: set[str] = set()
+        self._arrivals = 0
+
+    def submit(
+        self,
+        name: str,
+        prompt: list[int],
+        *,
+        tenant: str = "a",
+        max_tokens: int = 1,
+        retention: tuple[Retention, ...] = (),
+    ) -> EngineSequence:
+        request = EngineRequest(
+            name,
+            prompt,
+            SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            chain_root=hashlib.md5(tenant.encode()).digest(),
+            owner=owner(tenant),
+            retention=retention,
+        )
+        sequence = self.sequences[name] = EngineSequence(request, self._arrivals)
+        self._arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, name: str) -> None:
+        self.scheduler.remove(self.sequences.pop(name))
+
+    def step(self) -> list[Chunk]:
+        """One step of the loop, with a model that writes each block's bytes when it is full."""
+        self.cache.settle()
+        chunks = self.scheduler.schedule()
+        for sequence in self.scheduler.running:
+            if sequence.request.request_id not in self._started:
+                self._started.add(sequence.request.request_id)
+                self._check_start(sequence)
+        for chunk in chunks:
+            sequence = chunk.sequence
+            end = sequence.computed + chunk.tokens
+            for index, key in enumerate(sequence.block_keys(BLOCK_TOKENS, end)):
+                if index >= sequence.published:
+                    page = self.pages[sequence.pages[index]]
+                    page.copy_(torch.frombuffer(bytearray(content(key)), dtype=torch.uint8))
+            finishes = chunk.reaches_end
+            self.scheduler.commit(chunk)
+            if finishes:
+                sequence.append(1)
+                if sequence.generated >= sequence.request.params.max_tokens:
+                    self.scheduler.remove(sequence)
+                    name = sequence.request.request_id
+                    self.done[name] = self.sequences.pop(name)
+        self.cache.maintain()
+        return chunks
+
+    def run(self, name: str, prompt: list[int], **options) -> EngineSequence:
+        """Submit, and let everything go on until it is done."""
+        self.submit(name, prompt, **options)
+        self.finish()
+        return self.done[name]
+
+    def finish(self, limit: int = 2000) -> None:
+        for _ in range(limit):
+            self.step()
+            self.copier.step()
+            self.redis.step()
+            busy = self.copier.queue or self.redis.queue or self.sequences or not self.cache.quiet
+            if not busy:
+                return
+        raise AssertionError(
+            f"the stage does not come to rest: waiting {len(self.scheduler.waiting)}, loading "
+            f"{len(self.scheduler.loading)}, running {len(self.scheduler.running)}, pending "
+            f"{sum(bool(s.lookup and s.lookup.pending) for s in self.scheduler.waiting)}, "
+            f"in flight {self.tiers.in_flight}, {self.tiers.device.counts()}, "
+            f"{self.dram.pool.counts()}, queues {len(self.copier.queue)} {len(self.redis.queue)}"
+        )
+
+    def check(self) -> None:
+        """Every published block of every tier holds what its key says, and the books agree."""
+        self.cache.check_integrity()
+        for index in range(len(self.pages)):
+            key = self.tiers.device.key_of(index)
+            if key is not None:
+                assert bytes(self.pages[index].numpy()) == content(key)
+        for slot in range(self.dram.capacity):
+            key = self.dram.pool.key_of(slot)
+            if key is not None:
+                assert bytes(self.dram.arena.payload(slot)) == content(key)
+        for key, value in self.redis.values.values():
+            assert value == content(key)
+
+    def _check_start(self, sequence: EngineSequence) -> None:
+        reused = sequence.computed // BLOCK_TOKENS
+        keys = sequence.block_keys(BLOCK_TOKENS, sequence.computed)
+        for key, page in zip(keys[:reused], sequence.pages, strict=False):
+            assert bytes(self.pages[page].numpy()) == content(key), "a page holds another block"
+        assert sequence.computed < sequence.known
+        use = sequence.cache_use
+        assert use is not None
+        assert sum(run.blocks for run in use.runs) * BLOCK_TOKENS >= sequence.prompt_tokens

@@ -1,0 +1,219 @@
+"""Named prefixes in Redis: shared, sealed, lasting, and doing without when it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from structlog.testing import capture_logs
+
+from gateway.named_cache_store import RedisNamedCacheStore, open_control_client
+from gateway.named_caches import NamedCaches
+from tests.cache.valkey import Valkey, free_port, running_valkey
+from tests.gateway.stage import eventually
+from tests.gateway.test_named_caches import Clock, entry, make
+
+SECRET = b"server secret"
+
+
+@pytest.fixture
+def valkey(tmp_path: Path) -> Iterator[Valkey]:
+    with running_valkey(tmp_path) as server:
+        yield server
+
+
+@asynccontextmanager
+async def gateway(
+    server: Valkey,
+    *,
+    secret: bytes = SECRET,
+    clock: Clock | None = None,
+    timeout_s: float = 1.0,
+    cluster: bool = False,
+) -> AsyncIterator[NamedCaches]:
+    """One gateway's registry on a server."""
+    client = open_control_client(server.url, timeout_s=timeout_s, cluster=cluster)
+    try:
+        store = RedisNamedCacheStore(client, secret, timeout_s=timeout_s)
+        yield NamedCaches(store, secret, clock=clock or Clock())
+    finally:
+        await client.aclose()
+
+
+async def test_names_outlive_a_gateway_and_are_shared_by_two(valkey: Valkey) -> None:
+    async with gateway(valkey) as first:
+        owner = first.owner("acme", None)
+        cache = entry(owner, text="a prompt: ü")
+        await make(first, cache)
+    async with gateway(valkey) as second, gateway(valkey) as third:
+        assert await second.find(owner, "handbook") == cache
+        assert await third.live(owner) == [cache]
+        assert await second.delete(owner, "handbook")
+        assert await third.find(owner, "handbook") is None
+        assert await third.live(owner) == []
+
+
+async def test_what_redis_holds_tells_nothing_and_has_no_ttl(valkey: Valkey) -> None:
+    async with gateway(valkey) as named:
+        owner = named.owner("acme", "ann")
+        await make(named, entry(owner, text="confidential words"))
+    with valkey.client() as client:
+        (key,) = client.keys("*")
+        assert key == b"forebay:caches:" + owner.tenant.hex().encode()
+        ((field, value),) = client.hgetall(key).items()
+        assert field.endswith(b":handbook")
+        assert b"confidential" not in value
+        assert b"acme" not in key + field + value
+        assert client.ttl(key) == -1  # a key with a ttl could be evicted in favour of KV
+
+
+async def test_a_value_that_was_tampered_with_or_moved_is_ignored_and_said(
+    valkey: Valkey,
+) -> None:
+    async with gateway(valkey) as named:
+        owner = named.owner("acme", None)
+        await make(named, entry(owner, "one"))
+        await make(named, entry(owner, "two"))
+    with valkey.client() as client:
+        (key,) = client.keys("*")
+        values = client.hgetall(key)
+        one, two = sorted(values)
+        broken = bytearray(values[one])
+        broken[-1] ^= 1
+        client.hset(key, mapping={one: bytes(broken), two: values[one]})
+        client.hset(key, b"nonsense", b"")
+    async with gateway(valkey) as named:
+        with capture_logs() as logs:
+            assert await named.find(owner, "one") is None
+            assert await named.find(owner, "one") is None
+        assert [line["log_level"] for line in logs] == ["warning"]
+        assert "is ignored" in logs[0]["event"]
+        assert await named.live(owner) == []
+        await make(named, entry(owner, "one"))
+    async with gateway(valkey) as named:
+        assert [each.place.name for each in await named.live(owner)] == ["one"]
+
+
+async def test_another_secret_reads_nothing(valkey: Valkey) -> None:
+    async with gateway(valkey) as named:
+        owner = named.owner("acme", None)
+        await make(named, entry(owner))
+    async with gateway(valkey, secret=b"another") as named:
+        assert await named.find(owner, "handbook") is None
+        assert await named.live(owner) == []
+
+
+async def test_expired_names_and_forgotten_deletions_leave_redis(valkey: Valkey) -> None:
+    clock = Clock()
+    async with gateway(valkey, clock=clock) as named:
+        owner = named.owner("acme", None)
+        await make(named, entry(owner, "one"))
+        await make(named, entry(owner, "two"))
+        await named.delete(owner, "two")
+        with valkey.client() as client:
+            (key,) = client.keys("*")
+            assert client.hlen(key) == 2
+            clock.now_s += 60
+            assert await named.live(owner) == []
+            assert client.keys("*") == []
+
+
+async def test_redis_that_lost_everything_gets_it_back(valkey: Valkey) -> None:
+    async with gateway(valkey) as named:
+        owner = named.owner("acme", None)
+        cache = entry(owner)
+        await make(named, cache)
+        with valkey.client() as client:
+            client.flushall()
+        assert await named.live(owner) == [cache]
+        with valkey.client() as client:
+            assert len(client.keys("*")) == 1
+
+
+async def test_memory_answers_while_redis_is_down_and_is_written_when_it_is_back(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.named_cache_store._QUIET_S", 0.0)
+    async with gateway(valkey) as named:
+        acme, beta = named.owner("acme", None), named.owner("beta", None)
+        await make(named, entry(acme))
+        valkey.kill()
+        with capture_logs() as logs:
+            assert await named.find(acme, "handbook") is not None
+            await make(named, entry(beta))
+            assert await named.delete(acme, "handbook")
+            assert await named.find(acme, "handbook") is None
+            valkey.start()
+            # whoever asks first brings every tenant up to date
+            assert len(await named.live(beta)) == 1
+        assert [line["log_level"] for line in logs] == ["warning", "info"]
+        with valkey.client() as client:
+            assert len(client.keys("*")) == 2
+    async with gateway(valkey) as other:
+        assert await other.find(acme, "handbook") is None
+        assert await other.find(beta, "handbook") is not None
+
+
+async def test_a_frozen_redis_costs_one_time_limit_and_then_nothing(valkey: Valkey) -> None:
+    async with gateway(valkey, timeout_s=0.1) as named:
+        owner = named.owner("acme", None)
+        await make(named, entry(owner))
+        valkey.freeze()
+        try:
+            began_s = time.monotonic()
+            for _ in range(20):
+                assert await named.find(owner, "handbook") is not None
+            assert time.monotonic() - began_s < 0.5
+        finally:
+            valkey.thaw()
+
+
+async def test_a_cluster(tmp_path: Path) -> None:
+    options = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
+    with running_valkey(tmp_path, options, tcp=True) as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+            # a node waits two seconds before it takes writes
+            await eventually(
+                lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 10
+            )
+        async with gateway(server, cluster=True) as named:
+            owner = named.owner("acme", None)
+            await make(named, entry(owner))
+        async with gateway(server, cluster=True) as named:
+            assert await named.find(owner, "handbook") is not None
+
+
+class _Failing:
+    """A client that refuses everything and counts how often it was asked."""
+
+    asked = 0
+
+    async def execute_command(self, *args: Any) -> Any:
+        self.asked += 1
+        raise RedisConnectionError("user:password@host refused")
+
+
+async def test_one_try_each_counted_and_logged_without_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.named_cache_store._QUIET_S", 0.02)
+    client, failures = _Failing(), []
+    store = RedisNamedCacheStore(client, SECRET, on_failure=lambda: failures.append(1))
+    named = NamedCaches(store, SECRET, clock=Clock())
+    owner = named.owner("acme", None)
+    with capture_logs() as logs:
+        await named.live(owner)
+        await named.live(owner)
+        assert (client.asked, len(failures)) == (1, 1)
+        await asyncio.sleep(0.03)
+        await named.live(owner)
+    assert (client.asked, len(failures)) == (2, 2)
+    assert len(logs) == 1
+    assert "password" not in str(logs)
