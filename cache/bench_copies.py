@@ -56,6 +56,8 @@ def measure_copies(
 ) -> CopyRates:
     """Copies between `blocks` pages on `device` and as many slots, against a plain copy."""
     cuda = device.type == "cuda"
+    if cuda and not torch.cuda.is_available():
+        raise RuntimeError("there is no CUDA device")
     if cuda:
         pages = torch.ones(blocks, block_bytes, dtype=torch.uint8, device=device)
         beside = torch.ones(blocks, block_bytes, dtype=torch.uint8, pin_memory=True)
@@ -240,7 +242,9 @@ def _fetch_s(tier: RedisTier, landing: Sequence[tuple[BlockKey, memoryview]]) ->
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns 1 with one line on standard error if something cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m cache.bench_copies", description=__doc__)
-    parser.add_argument("--device", default="cpu", help="where the pages are: cpu or cuda")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the pages are"
+    )
     parser.add_argument("--redis", action="append", default=[], metavar="URL", help="repeatable")
     parser.add_argument("--blocks", type=int, default=256, help="blocks of one copy")
     parser.add_argument("--redis-blocks", type=int, default=64, help="values of one transfer")

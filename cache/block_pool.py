@@ -239,7 +239,11 @@ class BlockPool:
         own = self._line.tenants.get(tenant)
         if own is None:
             return []
-        dropped = [block for block in own.blocks if scope is None or block.key.owner.scope == scope]
+        dropped = [
+            block
+            for block in own.blocks.values()
+            if scope is None or block.key.owner.scope == scope
+        ]
         for block in dropped:
             self._unpublish(block)
         self._line.settle(own)

@@ -32,6 +32,8 @@ class Demotion:
         self._storing: set[bytes] = set()
         self._safe_pages = 0
         self._safe_slots = 0
+        self._device_looked_at = (-1, -1)
+        self._dram_looked_at = (-1, -1)
 
     @property
     def writes_through(self) -> bool:
@@ -154,6 +156,9 @@ class Demotion:
         counts = pool.counts()
         if counts.free >= self._ahead or self._safe_pages > self._ahead // 2:
             return
+        if (looked_at := (counts.free, pool.evictions)) == self._device_looked_at:
+            return  # nothing was taken since: what is not safe by now did not find room below
+        self._device_looked_at = looked_at
         dram = tiers.dram
         assert dram is not None
         victims = pool.next_victims(self._ahead - counts.free, tiers.now_s())
@@ -167,6 +172,9 @@ class Demotion:
         counts = dram.pool.counts()
         if counts.free >= self._ahead or self._safe_slots > self._ahead // 2:
             return
+        if (looked_at := (counts.free, dram.pool.evictions)) == self._dram_looked_at:
+            return
+        self._dram_looked_at = looked_at
         victims = dram.pool.next_victims(self._ahead - counts.free, tiers.now_s())
         self.store([slot for slot in victims if self._is_worth_storing(slot)])
         self._safe_slots = len(victims)
@@ -177,7 +185,7 @@ class Demotion:
         key = tiers.device.key_of(page)
         if key is None or dram.find(key) is not None or key.link in self._copying:
             return False
-        move_s = tiers.cost.load_s("dram", 1)
+        move_s = tiers.move_s("dram")
         return tiers.device_worth.is_worth(
             hits=tiers.device.hits_of(page),
             saving_s=tiers.saving_s(key),
@@ -191,7 +199,7 @@ class Demotion:
         key = dram.pool.key_of(slot)
         if key is None or tiers.is_stored(key) or key.link in self._storing:
             return False
-        move_s = tiers.cost.load_s("redis", 1)
+        move_s = tiers.move_s("redis")
         return tiers.dram_worth.is_worth(
             hits=dram.pool.hits_of(slot),
             saving_s=tiers.saving_s(key),

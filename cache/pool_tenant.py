@@ -104,7 +104,7 @@ class Tenant:
     def __init__(self, tag: bytes, share: Share) -> None:
         self.tag = tag
         self.share = share
-        self.blocks: set[Block] = set()
+        self.blocks: dict[int, Block] = {}
         self.places: dict[bytes, Place] = {}
         self.leaves: LazyHeap[Block] = LazyHeap()
         self.cached = 0
@@ -139,7 +139,7 @@ class Tenant:
 
     def attach(self, block: Block) -> None:
         """Put a held block into the tree."""
-        self.blocks.add(block)
+        self.blocks[block.index] = block
         block.place.block = block
         block.above.children += 1
         parent = block.above.block
@@ -156,7 +156,7 @@ class Tenant:
         self.leaves.remove(block)
         if block.pinned:
             self._unpin(above)
-        self.blocks.remove(block)
+        del self.blocks[block.index]
         block.place.block = None
         above.children -= 1
         self._forget_empty(block.place)
@@ -185,7 +185,7 @@ class Tenant:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the tree and its counts agree with the blocks."""
-        cached = [block for block in self.blocks if not block.held]
+        cached = [block for block in self.blocks.values() if not block.held]
         assert len(cached) == self.cached, "a tenant's cached blocks are miscounted"
         assert sum(block.pinned for block in cached) == self.blocked, "pins are miscounted"
         leaves = {block for block in cached if not block.place.children}
@@ -193,7 +193,7 @@ class Tenant:
         assert leaves == lined_up, "those in line are not the leaves"
         children: Counter[bytes] = Counter()
         pins: Counter[bytes] = Counter()
-        for block in self.blocks:
+        for block in self.blocks.values():
             children[block.key.parent] += 1
             pins[block.key.parent] += block.pinned
             assert block.place.block is block, "a block is not in its place"

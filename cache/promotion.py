@@ -160,17 +160,17 @@ class Promotion:
             return
         start_token = unknown[0] * tiers.block_tokens
         if not probe_is_worth(len(unknown), tiers.block_tokens, start_token, tiers.cost):
-            for index in unknown:
-                lookup.misses[index] = Miss.LOAD_SLOWER
-            tiers.count_misses(Tier.REDIS, Miss.LOAD_SLOWER, len(unknown))
             return
         self._hold(lookup, [index for index in missing if index not in set(unknown)])
         lookup.begin()
         tiers.in_flight += 1
-        redis.probe(
-            [lookup.keys[index] for index in unknown],
-            lambda probe: tiers.mail.post(lambda: self._probed(lookup, unknown, probe)),
-        )
+        asked_s = time.monotonic()
+
+        def answered(probe: Probe) -> None:
+            seconds = time.monotonic() - asked_s
+            tiers.mail.post(lambda: self._probed(lookup, unknown, probe, seconds))
+
+        redis.probe([lookup.keys[index] for index in unknown], answered)
 
     def _waits_for_another(self, lookup: Lookup, keys: Sequence[BlockKey]) -> bool:
         """Whether one of these blocks is on its way for another prompt; then look again when it is
@@ -200,9 +200,11 @@ class Promotion:
         limit = int(dram.capacity * _LANDING_SHARE) if dram.keeps else dram.capacity
         return max(0, limit - self._landing_slots)
 
-    def _probed(self, lookup: Lookup, unknown: Sequence[int], probe: Probe) -> None:
+    def _probed(self, lookup: Lookup, unknown: Sequence[int], probe: Probe, seconds: float) -> None:
         tiers = self._tiers
         tiers.in_flight -= 1
+        if probe.failed is None:
+            tiers.cost.observe_load("redis", 0, seconds)
         if probe.failed is not None:
             for index in unknown:
                 lookup.misses[index] = probe.failed
@@ -211,6 +213,9 @@ class Promotion:
             return
         present: set[int] = set()
         for index, there in zip(unknown, probe.present, strict=True):
+            if not there and tiers.is_stored(lookup.keys[index]):
+                lookup.misses[index] = Miss.EVICTED
+                tiers.count_misses(Tier.REDIS, Miss.EVICTED)
             tiers.note_stored(lookup.keys[index], stored=there)
             if there:
                 present.add(index)

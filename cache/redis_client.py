@@ -103,6 +103,15 @@ def plain_client(options: RedisOptions, progress: Progress) -> Redis:
     return Redis.from_pool(pool)
 
 
+def check_settings(options: RedisOptions) -> None:
+    """Raises ValueError for parameters in the URL that redis-py does not know; connects nowhere."""
+    pool = plain_client(options, Progress()).connection_pool
+    try:
+        pool.make_connection()  # type: ignore[no-untyped-call]  # redis-py's, without types
+    except TypeError:
+        raise ValueError("url: has a parameter that is not known") from None
+
+
 async def cluster_client(options: RedisOptions, progress: Progress) -> RedisCluster:
     settings = _connection_settings(options)
     host, port = settings.pop("host", "localhost"), settings.pop("port", 6379)

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import hiredis  # noqa: F401  # without it redis-py takes a parser of its own, which reads otherwise
 from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
 
 READ_BYTES = 256 << 10

@@ -8,12 +8,9 @@ and what else nobody waits for, the others for loads.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -34,11 +31,10 @@ from cache.redis_client import (
 )
 from cache.redis_connection import Progress
 from cache.redis_options import RedisOptions
+from cache.redis_server import ServerFacts, read_facts, same_secret
 
 _log = logging.getLogger("forebay.cache")
 
-SECRET_CHECK_KEY = b"forebay:secret-check"
-_SECRET_CHECK_TEXT = b"forebay/secret-check/1"
 _SCAN_PAUSE_S = 0.005
 _SCAN_S = 1.0
 
@@ -63,16 +59,6 @@ class Lane(StrEnum):
     LOAD = "load"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """What the server says of itself; empty before the first connection."""
-
-    version: str = ""
-    maxmemory_policy: str = ""
-    maxmemory_bytes: int = 0
-    cluster: bool = False
-
-
 class RedisLink:
     """All methods but `up`, `facts`, `secret_agrees` and `settled` belong to the loop's thread."""
 
@@ -89,7 +75,7 @@ class RedisLink:
         self._broke = asyncio.Event()
         self._mended = asyncio.Event()
         self._outage_told = False
-        self._policy_told = False
+        self._danger_told = False
         self.facts = ServerFacts()
         self.secret_agrees: bool | None = None
         """Whether Redis is used under the same server secret; None while it was never asked."""
@@ -234,14 +220,15 @@ class RedisLink:
         try:
             while not task.done():
                 silent_at_s = max(started_s, self._progress.last_s) + silence_s
-                now_s = loop.time()
-                if now_s >= min(silent_at_s, until_s) and not await _done_after_io(task):
-                    if until_s <= silent_at_s:
+                wait_s = min(silent_at_s, until_s) - loop.time()
+                if wait_s > 0:
+                    await asyncio.wait({task}, timeout=wait_s)
+                elif not await _done_after_io(task):
+                    if until_s <= loop.time():
                         raise Late("deadline passed")
-                    if now_s >= max(started_s, self._progress.last_s) + silence_s:
+                    if max(started_s, self._progress.last_s) + silence_s <= loop.time():
                         self._stall(f"no answer within {silence_s * 1000:.0f} ms")
                         raise Down("silent")
-                await asyncio.wait({task}, timeout=max(0.0, min(silent_at_s, until_s) - now_s))
             return task.result()
         except TROUBLE as error:
             self._failure(reason_of(error))
@@ -272,38 +259,22 @@ class RedisLink:
 
     async def _connect(self) -> None:
         await self._drop_client()
-        self._client = plain_client(self._options, self._progress)
-        info = await self._client.info()
-        is_cluster = bool(info.get("cluster_enabled"))
-        if is_cluster or self._options.cluster:
+        client = plain_client(self._options, self._progress)
+        self._client = client
+        self.facts = await read_facts(client)
+        if self.facts.cluster or self._options.cluster:
             await self._drop_client()
             self._client = await cluster_client(self._options, self._progress)
-        self.facts = ServerFacts(
-            version=_version(info),
-            maxmemory_policy=str(info.get("maxmemory_policy", "")),
-            maxmemory_bytes=int(info.get("maxmemory", 0)),
-            cluster=is_cluster,
-        )
-        self._warn_of_policy()
-        await self._compare_secret()
-
-    async def _ping(self) -> None:
-        if self._client is not None:
-            await self._client.ping()
-
-    async def _compare_secret(self) -> None:
-        assert self._client is not None
-        ours = hmac.digest(self._options.secret, _SECRET_CHECK_TEXT, hashlib.sha256)
-        try:
-            await self._client.set(SECRET_CHECK_KEY, ours, nx=True)
-        except ResponseError:
-            # Full or read-only: nothing can be stored, but what is there can be compared.
-            _log.debug("Redis refused to store the secret check")
-        theirs: Any = await self._client.get(SECRET_CHECK_KEY)
-        if theirs is None:
-            return
-        agrees = hmac.compare_digest(theirs, ours)
-        if not agrees and self.secret_agrees is not False:
+        if self.facts.danger is not None and not self._danger_told:
+            self._danger_told = True
+            _log.warning(
+                "Redis at %s has maxmemory-policy %s: %s; use volatile-lru",
+                self._options.location,
+                self.facts.maxmemory_policy,
+                self.facts.danger,
+            )
+        agrees = await same_secret(self._client, self._options.secret)
+        if agrees is False and self.secret_agrees is not False:
             _log.error(
                 "Redis at %s is in use under another server secret: gateways that share it must "
                 "share the secret, or they share no KV",
@@ -311,24 +282,9 @@ class RedisLink:
             )
         self.secret_agrees = agrees
 
-    def _warn_of_policy(self) -> None:
-        policy = self.facts.maxmemory_policy
-        if self._policy_told:
-            return
-        if policy.startswith("allkeys"):
-            self._policy_told = True
-            _log.warning(
-                "Redis at %s has maxmemory-policy %s: KV may push out other keys; use volatile-lru",
-                self._options.location,
-                policy,
-            )
-        elif policy == "noeviction" and self.facts.maxmemory_bytes:
-            self._policy_told = True
-            _log.warning(
-                "Redis at %s has maxmemory-policy noeviction: once it is full, it refuses writes "
-                "of everybody; use volatile-lru",
-                self._options.location,
-            )
+    async def _ping(self) -> None:
+        if self._client is not None:
+            await self._client.ping()
 
     def trouble(self, reply: ResponseError) -> None:
         """Redis refused a question that a working one answers: counts towards the breaker."""
@@ -372,9 +328,3 @@ async def _done_after_io(task: asyncio.Future[Any]) -> bool:
         if task.done():
             return True
     return False
-
-
-def _version(info: dict[str, Any]) -> str:
-    if "valkey_version" in info:
-        return f"valkey {info['valkey_version']}"
-    return f"redis {info.get('redis_version', 'unknown')}"

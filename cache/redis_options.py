@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from redis.asyncio.connection import parse_url
@@ -41,6 +42,8 @@ class RedisOptions:
             raise ValueError("secret: must not be empty")
         if self.cluster and self.url.startswith("unix://"):
             raise ValueError("cluster: not over a unix socket")
+        if self.tls_ca is not None and not os.access(self.tls_ca, os.R_OK):
+            raise ValueError(f"tls_ca: {self.tls_ca} cannot be read")
         if self.max_connections < 3:
             raise ValueError("max_connections: must be at least 3 (control, stores, loads)")
         if self.timeout_s <= 0 or self.ttl_s < 1:

@@ -15,10 +15,11 @@ from typing import Any
 
 from cache.envelope import KEY_PREFIX, Envelope
 from cache.redis_census import Census, KeyCount
-from cache.redis_client import Command
-from cache.redis_link import Down, Late, RedisLink, ServerFacts
+from cache.redis_client import Command, check_settings
+from cache.redis_link import Down, Late, RedisLink
 from cache.redis_options import RedisOptions
 from cache.redis_report import Book, Fetched, Probe, Question, RedisCounters
+from cache.redis_server import ServerFacts
 from cache.redis_tier import RedisDown, RedisTier, Work
 from cache.redis_writer import RedisWriter
 from cache.sealing import Sealer
@@ -39,9 +40,13 @@ _CENSUS_S = 30.0
 
 
 class RedisStore:
-    """`start` it, make a `tier` per model, `close` it. All methods are thread-safe."""
+    """`start` it, make a `tier` per model, `close` it. All methods are thread-safe.
+
+    Raises ValueError for a URL with unknown parameters.
+    """
 
     def __init__(self, options: RedisOptions) -> None:
+        check_settings(options)
         self._options = options
         self._link = RedisLink(options)
         self._census = Census()

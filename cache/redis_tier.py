@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import hashlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
@@ -17,10 +16,11 @@ from typing import Any, Protocol
 from redis.exceptions import ResponseError
 
 from cache.block import BlockKey
-from cache.envelope import Corrupt, Envelope, Foreign, owner_pattern
+from cache.envelope import Envelope, owner_pattern
 from cache.redis_census import Census
 from cache.redis_client import Command
 from cache.redis_link import Down, Lane, Late, RedisLink
+from cache.redis_load import Load, deletion, is_other_type
 from cache.redis_report import Book, Fetched, Probe, Question, RedisCounters, Traffic
 from cache.redis_writer import RedisWriter, StoreJob, pieces
 from cache.report import Miss
@@ -28,10 +28,8 @@ from cache.report import Miss
 _BACKGROUND_S = 2.0
 """Time for a command that nobody waits for."""
 
-_DELETE_IF_SAME = (
-    b"if redis.sha1hex(redis.call('GET', KEYS[1]) or '') == ARGV[1] "
-    b"then return redis.call('UNLINK', KEYS[1]) else return 0 end"
-)
+_PROBE_KEYS = 1024
+"""Most keys of one round trip: about 10 ms of work, well within the control timeout."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -84,7 +82,8 @@ class RedisTier:
         return self._link.up
 
     def probe(self, keys: Sequence[BlockKey], done: Callable[[Probe], None]) -> None:
-        """Ask which of `keys` Redis has, as values of the right size, in one round trip."""
+        """Ask which of `keys` Redis has, as values of the right size, in one round trip (in several
+        for very many keys), within the control timeout."""
         question = Question(done, lambda: Probe(failed=Miss.TIER_DOWN), self._book)
         if not keys:
             question.answer(Probe())
@@ -105,8 +104,12 @@ class RedisTier:
         When `deadline_s` has passed, what has arrived counts, the rest is LATE.
         `part` hears how many blocks from the first on are loaded, as that grows. After `done` has
         been called nothing writes into the buffers any more; a buffer whose block was not loaded
-        may hold anything. Damaged and foreign values are deleted from Redis.
+        may hold anything. Damaged and foreign values are deleted from Redis. Raises ValueError for
+        a buffer of another size.
         """
+        for _, buffer in blocks:
+            if len(buffer) != self.envelope.payload_bytes:
+                raise ValueError(f"buffer: {len(buffer)} bytes, not {self.envelope.payload_bytes}")
         lost = (Miss.TIER_DOWN,) * len(blocks)
 
         def count_and_finish(fetched: Fetched) -> None:
@@ -117,7 +120,7 @@ class RedisTier:
         if not blocks or not self.up:
             question.lose()
             return
-        load = _Load(self.envelope, list(blocks), question, part)
+        load = Load(self.envelope, list(blocks), question, part)
         self._runner.run(lambda: self._fetch(load, deadline_s), question)
 
     def store(
@@ -130,8 +133,12 @@ class RedisTier:
         a whole slot, header room first; its header is filled in here, and nobody else may change
         the slot until `done` is called with each block's fate.
 
-        False if nothing of it can be done, which is counted, and then `done` is not called.
+        False if nothing of it can be done, which is counted, and then `done` is not called. Raises
+        ValueError for a slot of another size.
         """
+        for _, slot in blocks:
+            if len(slot) != self.envelope.slot_bytes:
+                raise ValueError(f"slot: {len(slot)} bytes, not {self.envelope.slot_bytes}")
         size_bytes = self.envelope.value_bytes
         if not blocks:
             return False
@@ -220,8 +227,10 @@ class RedisTier:
 
     async def _probe(self, question: Question[Probe], keys: Sequence[BlockKey]) -> None:
         commands: list[Command] = [("STRLEN", self.envelope.key_of(key)) for key in keys]
+        sizes: list[Any] = []
         try:
-            sizes = await self._link.ask_control(commands)
+            for first in range(0, len(commands), _PROBE_KEYS):
+                sizes += await self._link.ask_control(commands[first : first + _PROBE_KEYS])
         except Late:
             question.answer(Probe(failed=Miss.LATE))
             return
@@ -229,13 +238,13 @@ class RedisTier:
             question.answer(Probe(failed=Miss.TIER_DOWN))
             return
         for size in sizes:
-            if isinstance(size, ResponseError) and not _is_other_type(size):
+            if isinstance(size, ResponseError) and not is_other_type(size):
                 self._link.trouble(size)
                 question.answer(Probe(failed=Miss.TIER_DOWN))
                 return
         question.answer(Probe(tuple(size == self.envelope.value_bytes for size in sizes)))
 
-    async def _fetch(self, load: _Load, deadline_s: float) -> None:
+    async def _fetch(self, load: Load, deadline_s: float) -> None:
         """Piece by piece over one connection: more at a time only compete for this thread."""
         started_s = time.perf_counter()  # the loop's own clock counts milliseconds
         until_s = asyncio.get_running_loop().time() + deadline_s
@@ -246,7 +255,7 @@ class RedisTier:
             load.reason = Miss.LATE if isinstance(problem, Late) else Miss.TIER_DOWN
         load.finish(time.perf_counter() - started_s)
 
-    async def _fetch_piece(self, load: _Load, piece: range, until_s: float) -> None:
+    async def _fetch_piece(self, load: Load, piece: range, until_s: float) -> None:
         """Raises Late or Down if it did not arrive."""
         commands: list[Command] = [
             ("GET", self.envelope.key_of(load.blocks[index][0])) for index in piece
@@ -255,12 +264,12 @@ class RedisTier:
         refusals: list[ResponseError] = []
 
         def take(value: Any) -> None:
-            if isinstance(value, ResponseError) and not _is_other_type(value):
+            if isinstance(value, ResponseError) and not is_other_type(value):
                 refusals.append(value)
             elif not refusals:
                 key = commands[load.position - piece.start][1]
                 if load.take(value) in (Miss.CORRUPT, Miss.FOREIGN):
-                    bad.append(_deletion(key, value))
+                    bad.append(deletion(key, value))
 
         try:
             await self._link.stream(Lane.LOAD, commands, until_s, take)
@@ -319,69 +328,3 @@ class RedisTier:
         if tenant is not None and scope is None:
             self._census.forget(tenant)
         question.answer(erased)
-
-
-class _Load:
-    """One fetch under way: its blocks, and what became of the first ones so far."""
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        blocks: Sequence[tuple[BlockKey, memoryview]],
-        question: Question[Fetched],
-        part: Callable[[int], None] | None,
-    ) -> None:
-        self.blocks = blocks
-        self.reason = Miss.LATE
-        """Why the blocks without an outcome have not arrived."""
-        self._envelope = envelope
-        self._question = question
-        self._part = part
-        self._outcomes: list[Miss | None] = []
-        self._whole = True
-
-    @property
-    def position(self) -> int:
-        """Index of the block that the next reply is for."""
-        return len(self._outcomes)
-
-    def take(self, value: Any) -> Miss | None:
-        """Verify and copy Redis's reply for the next block; returns the block's outcome."""
-        outcome = self._opened(*self.blocks[len(self._outcomes)], value)
-        self._outcomes.append(outcome)
-        self._whole = self._whole and outcome is None
-        if self._whole and self._part is not None:
-            self._part(len(self._outcomes))
-        return outcome
-
-    def finish(self, seconds: float) -> None:
-        missing = len(self.blocks) - len(self._outcomes)
-        self._question.answer(Fetched((*self._outcomes, *[self.reason] * missing), seconds))
-
-    def _opened(self, key: BlockKey, buffer: memoryview, value: Any) -> Miss | None:
-        if value is None:
-            return Miss.EVICTED
-        if not isinstance(value, bytes):
-            return Miss.FOREIGN
-        with self._question.lock:
-            if self._question.settled:
-                return Miss.TIER_DOWN
-            try:
-                self._envelope.open(key, value, buffer)
-            except Corrupt:
-                return Miss.CORRUPT
-            except Foreign:
-                return Miss.FOREIGN
-        return None
-
-
-def _is_other_type(reply: ResponseError) -> bool:
-    """The key holds something that is not a string."""
-    return str(reply).startswith("WRONGTYPE")
-
-
-def _deletion(key: Any, value: Any) -> Command:
-    """A command that deletes `key` if it still holds `value`; of another type, in any case."""
-    if isinstance(value, bytes):
-        return ("EVAL", _DELETE_IF_SAME, 1, key, hashlib.sha1(value).hexdigest())
-    return ("UNLINK", key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 from collections import deque
@@ -17,6 +18,8 @@ from cache.redis_census import Census
 from cache.redis_client import Command
 from cache.redis_link import Down, Lane, Late, RedisLink
 from cache.redis_report import Question, Traffic
+
+_log = logging.getLogger("forebay.cache")
 
 PIECE_BYTES = 3 << 19
 """Values of one pipeline together, but always at least one: 1.5 MiB measured fastest."""
@@ -101,6 +104,8 @@ class RedisWriter:
             job = self._jobs[0]
             try:
                 await self._write(job)
+            except Exception:  # noqa: BLE001  # one job's fault must not end the others
+                _log.exception("a store to Redis failed")
             finally:
                 self._jobs.popleft()
                 self._end(job)

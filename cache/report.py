@@ -92,7 +92,8 @@ class TierStats:
     stores: int = 0
     evictions: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Stores that did not happen, by reason: busy, quota, too_big, refused, error, not_worth_it."""
+    """Stores that did not happen, by reason: busy, no_room, quota, too_big, refused, error,
+    not_worth_it."""
     misses: Mapping[str, int] = field(default_factory=dict)
     up: bool = True
 

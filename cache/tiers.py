@@ -109,6 +109,10 @@ class Tiers:
         """What a hit on this block saves."""
         return self.cost.saving_s(key.start, self.block_tokens)
 
+    def move_s(self, tier: str) -> float:
+        """What moving one block of many to or from a lower tier takes."""
+        return self.cost.load_s(tier, 1) - self.cost.load_s(tier, 0)
+
     def is_stored(self, key: BlockKey) -> bool:
         """Whether Redis holds the block, as far as is known here."""
         return key.link in self._stored

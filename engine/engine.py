@@ -84,6 +84,7 @@ class Engine:
                 f"{options.max_context}: raise the model's cache.device or lower its max_context"
             )
         self._executor = executor
+        self._longest_blocks = longest_blocks
         self._eos = eos_token_ids
         self._options = options
         self._sink = sink
@@ -197,7 +198,18 @@ class Engine:
     def set_shares(
         self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
     ) -> None:
-        """Put floors and quotas to use; see `TieredCache.set_shares`."""
+        """Put floors and quotas to use; see `TieredCache.set_shares`.
+
+        Device floors are cut, all alike, where they would leave no room for the longest sequence.
+        """
+        floors = sum(share.floor for share in device.values())
+        room = int(self._executor.pages.shape[0]) - self._longest_blocks - 1
+        if floors > room:
+            _log.warning("device floors of %d blocks do not fit beside a sequence: cut", floors)
+            device = {
+                tenant: replace(share, floor=share.floor * max(room, 0) // floors)
+                for tenant, share in device.items()
+            }
         self.call(lambda: self._cache.set_shares(device, dram, redis))
 
     def check_integrity(self) -> None:

@@ -69,9 +69,12 @@ async def encode_prefix(conversation: Conversation, model: ServedModel) -> Promp
         # what no user's turn may follow, such as another user's, may be followed by an answer
         prefix = alone
     else:
-        other = await encode_conversation(_followed_by("y", conversation), model)
+        other = await encode_conversation(
+            _followed_by("y", conversation), model, add_generation_prompt=False
+        )
         shared = common_tokens(as_bytes(one.token_ids), as_bytes(other.token_ids))
-        prefix = _shorter(alone, replace(one, token_ids=one.token_ids[:shared]))
+        begun = replace(one, token_ids=one.token_ids[:shared], messages=len(conversation.messages))
+        prefix = _shorter(alone, begun)
     if isinstance(prefix, ApiError):
         raise prefix
     if not prefix.token_ids:

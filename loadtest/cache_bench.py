@@ -100,5 +100,6 @@ async def _compare(workload: Workload, *, pairs: int, seed: int, tell: Tell) -> 
         if (ratio := cell_ratio(cell, on.repetitions, off.repetitions)) is not None
     }
     if not ratios:
-        raise CampaignError(f"{workload.name}: no two pairs of runs were answered")
+        why = (on.failures + off.failures or ["no reason given"])[0]
+        raise CampaignError(f"{workload.name}: no two pairs of runs were answered; {why}")
     return Comparison(workload, (on, off), ratios)

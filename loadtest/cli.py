@@ -32,6 +32,7 @@ from loadtest.report import (
     gateway_table,
     notes,
 )
+from loadtest.soak import complaints, run_soak
 from loadtest.workloads import DEFAULT_VOCABULARY, STANDARD, Vocabulary, Workload
 
 _T = TypeVar("_T")
@@ -129,6 +130,34 @@ def bench(
         markdown=markdown,
         json_path=json_path,
     )
+
+
+@app.command()
+def soak(
+    model: Annotated[
+        Path,
+        typer.Option(
+            exists=True, resolve_path=True, help="A tiny checkpoint: a directory or a .gguf file."
+        ),
+    ],
+    prompts: Annotated[int, typer.Option(min=20, help="How many prompts.")] = 100_000,
+    first_token: Annotated[int, typer.Option(min=0, help="Prompts use token ids from here")] = 3,
+    end_token: Annotated[int, typer.Option(min=16, help="to below this.")] = 256,
+    seed: _Seed = None,
+) -> None:
+    """Start forebay with a tiny model and small tiers, send it unique prompts, cut off 30 %, and
+    see whether anything is left behind or piles up."""
+    vocabulary = Vocabulary(first_token, end_token)
+    report = _finished(
+        run_soak(model, prompts=prompts, seed=_seeded(seed), vocabulary=vocabulary, tell=_tell)
+    )
+    lines = complaints(report)
+    for line in lines:
+        typer.echo(f"FAILED: {line}")
+    if lines:
+        raise typer.Exit(1)
+    ends = ", ".join(f"{count:,} {end}" for end, count in sorted(report.ends.items()))
+    typer.echo(f"passed: {ends}")
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from cache.bench_copies import main
 from tests.cache.valkey import running_valkey
@@ -35,7 +36,11 @@ def test_the_table_has_a_line_for_each_rate(capsys):
     [
         (["--redis", "http://h"], "url: must begin with"),
         (["--redis", "unix:///nowhere/s.sock"], "unix:///nowhere/s.sock: no answer"),
-        (["--device", "meta"], "no copier for device meta"),
+        pytest.param(
+            ["--device", "cuda"],
+            "there is no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(arguments, said, capsys, monkeypatch):

@@ -147,6 +147,8 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         self.gone: list[int] = []
         self.pool = BlockPool(BLOCKS, on_evict=self.evicted)
+        # whose quota is enforced first is the order in which the pool met them: make it the model's
+        self.pool.set_shares({tenant: Share() for tenant in TENANTS})
         self.model = Model()
         self.tables: list[list[int]] = []
 

@@ -11,7 +11,7 @@ import pytest
 
 from cache.envelope import Envelope
 from cache.redis_connection import TcpConnection
-from cache.redis_link import SECRET_CHECK_KEY
+from cache.redis_server import SECRET_CHECK_KEY
 from cache.redis_store import RedisOptions, RedisStore
 from cache.report import Miss
 from tests.cache.redis_blocks import (
@@ -30,7 +30,7 @@ from tests.cache.redis_blocks import (
     until,
 )
 from tests.cache.tls_proxy import tls_proxy
-from tests.cache.valkey import Valkey, running_valkey
+from tests.cache.valkey import Valkey, free_port, running_valkey
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_tls(tmp_path: Path, server: Valkey) -> None:
 
 
 def test_cluster(tmp_path: Path) -> None:
-    options = {"cluster-enabled": "yes", "cluster-require-full-coverage": "no"}
+    options = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
     with running_valkey(tmp_path, options, tcp=True) as server:
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -237,12 +237,53 @@ def test_policies_that_endanger_others_are_warned_of(
         ({"max_connections": 2}, "max_connections"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"queue_bytes": 0}, "queue_bytes"),
+        ({"tls_ca": "/nowhere/ca.pem"}, "tls_ca"),
     ],
 )
 def test_bad_options_are_named(change: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=f"^{named}|and {named}") as caught:
         RedisOptions(**{"url": "redis://localhost", "secret": SECRET, **change})  # type: ignore[arg-type]
     assert "hunter2" not in str(caught.value)
+
+
+def test_unknown_url_parameters_are_refused() -> None:
+    options = RedisOptions(url="redis://:hunter2@localhost?tiemout=1", secret=SECRET)
+    with pytest.raises(ValueError, match="url: has a parameter that is not known"):
+        RedisStore(options)
+
+
+def test_buffers_of_another_size_are_refused(server: Valkey) -> None:
+    with running_store(server.url) as store:
+        shape = envelope(store)
+        tier = store.tier(shape)
+        done = Once()
+        with pytest.raises(ValueError, match="slot: 10 bytes"):
+            tier.store([(block_keys(1)[0], memoryview(bytearray(10)))], done)
+        with pytest.raises(ValueError, match="buffer: 10 bytes"):
+            tier.fetch([(block_keys(1)[0], memoryview(bytearray(10)))], 1.0, done)
+        assert done.calls == []
+
+
+def test_one_bad_job_does_not_end_the_writer(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_store(server.url) as store:
+        shape = envelope(store)
+        tier = store.tier(shape)
+        slots = filled_slots(shape, 1)
+        short = replace(block_keys(1)[0], token_bytes=b"")
+        assert save(tier, [short], slots) == (False,)
+        assert save(tier, block_keys(1), slots) == (True,)
+    assert "a block of 0 tokens" in caplog.text
+
+
+def test_very_many_keys_are_probed(server: Valkey) -> None:
+    with running_store(server.url) as store:
+        shape = envelope(store)
+        tier = store.tier(shape)
+        keys = block_keys(3000)
+        save(tier, keys[2998:], filled_slots(shape, 2))
+        assert probe(tier, keys).present == (*[False] * 2998, True, True)
 
 
 def test_no_password_in_what_is_shown() -> None:

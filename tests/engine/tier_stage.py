@@ -140,7 +140,7 @@ class FakeRedis:
         for link, (key, _) in list(self.values.items()):
             if tenant in (None, key.owner.tenant) and scope in (None, key.owner.scope):
                 del self.values[link]
-        return None
+        return
 
     def set_quotas(self, quotas) -> None:
         self.quotas = quotas

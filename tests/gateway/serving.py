@@ -1,7 +1,8 @@
 """A server process with nothing behind it, to test how it starts and stops.
 
-Run as `python -m tests.gateway.serving CONFIG [load-seconds | fail | refuse | crash]`. `/stream?ticks=N`
-sends a line every 20 ms, N times, then `[DONE]`, or `error` as soon as its model is closed.
+Run as `python -m tests.gateway.serving CONFIG [load-seconds | fail | refuse | crash]`.
+`/stream?ticks=N` sends a line every 20 ms, N times, then `[DONE]`, or `error` as soon as its model
+is closed.
 """
 
 from __future__ import annotations
