@@ -14,6 +14,9 @@ from cache.tiers import Tiers
 
 _BATCH = 16
 """Blocks that are copied or sent as one piece of work."""
+_LIFE_MARGIN = 1.25
+"""Blocks that are to live long are written to live longer, so that using them again within that
+time does not write them again."""
 _STORING_SHARE = 0.25
 """Of the DRAM slots, at most so many are held for writes to Redis."""
 
@@ -50,10 +53,13 @@ class Demotion:
             if tiers.redis_up:
                 self._maintain_dram()
 
-    def copy_down(self, pages: Sequence[int], *, then_store: bool = False) -> None:
+    def copy_down(
+        self, pages: Sequence[int], *, then_store: bool = False, for_s: float = 0.0
+    ) -> None:
         """Copy published pages to DRAM; what is there already, or on the way, is left out.
 
-        `then_store` sends them on to Redis. Blocks for which there is no slot are left out too.
+        `then_store` sends them on to Redis, to be there for `for_s`. Blocks for which there is no
+        slot are left out too.
         """
         tiers, dram = self._tiers, self._tiers.dram
         if dram is None:
@@ -66,7 +72,7 @@ class Demotion:
                 continue
             if (slot := dram.find(key)) is not None:
                 if then_store:
-                    self.store([slot])
+                    self.store([slot], for_s)
                 continue
             tenant = key.owner.tenant
             if not dram.pool.available(tenant) or self._slots_for_writes(then_store) < 1:
@@ -77,26 +83,27 @@ class Demotion:
             self._copying.add(key.link)
         for start in range(0, len(moves), _BATCH):
             part = slice(start, start + _BATCH)
-            self._download(moves[part], keys[part], then_store)
+            self._download(moves[part], keys[part], for_s if then_store else None)
 
-    def store(self, slots: Sequence[int], ttl_s: float | None = None) -> None:
-        """Write DRAM slots to Redis, those that are not known to be there."""
+    def store(self, slots: Sequence[int], for_s: float = 0.0) -> None:
+        """Write DRAM slots to Redis, those that are not known to be there for `for_s` more."""
         tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
         if redis is None or dram is None or not redis.up:
             return
+        life_s = max(redis.ttl_s, for_s * _LIFE_MARGIN)
         batch: list[tuple[BlockKey, int]] = []
         for slot in slots:
             key = dram.pool.key_of(slot)
             if key is None or key.link in self._storing:
                 continue
-            if tiers.is_stored(key) and ttl_s is None:
+            if tiers.is_stored(key, for_s):
                 continue
             if self._slots_for_writes(True) <= len(batch):
                 tiers.counters[Tier.REDIS].dropped["busy"] += 1
                 continue
             batch.append((key, slot))
         for start in range(0, len(batch), _BATCH):
-            self._send(batch[start : start + _BATCH], ttl_s)
+            self._send(batch[start : start + _BATCH], life_s)
 
     def store_pages(self, pages: Sequence[int]) -> None:
         """Write published pages to Redis, through DRAM, if they are not known to be there."""
@@ -113,16 +120,8 @@ class Demotion:
 
     def keep_durably(self, pages: Sequence[int], retention: Retention) -> None:
         """Write pages to Redis with at least the retention's lifetime."""
-        tiers, dram = self._tiers, self._tiers.dram
-        if dram is None or not tiers.redis_up:
-            return
-        slots = []
-        for page in pages:
-            key = tiers.device.key_of(page)
-            if key is not None and (slot := dram.find(key)) is not None:
-                slots.append(slot)
-        self.store(slots, retention.seconds)
-        self.copy_down(pages, then_store=True)
+        if self._tiers.redis_up:
+            self.copy_down(pages, then_store=True, for_s=retention.seconds)
 
     def pushed_from_device(self, key: BlockKey) -> None:
         """The device pool evicts a block."""
@@ -208,7 +207,7 @@ class Demotion:
         )
 
     def _download(
-        self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey], then_store: bool
+        self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey], store_for_s: float | None
     ) -> None:
         tiers, dram = self._tiers, self._tiers.dram
         assert dram is not None
@@ -237,14 +236,14 @@ class Demotion:
                 )
                 arrived.append(slot)
             tiers.counters[Tier.DRAM].stores += len(arrived)
-            if then_store:
-                self.store(arrived)
+            if store_for_s is not None:
+                self.store(arrived, store_for_s)
             dram.release(slots)
             tiers.device.release(pages, used=False)
 
         dram.copier.download(moves, copied)
 
-    def _send(self, batch: Sequence[tuple[BlockKey, int]], ttl_s: float | None) -> None:
+    def _send(self, batch: Sequence[tuple[BlockKey, int]], life_s: float) -> None:
         tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
         assert dram is not None
         assert redis is not None
@@ -262,7 +261,7 @@ class Demotion:
                 if stored and tiers.was_erased(key, mark):
                     erased.add(key.owner)
                 elif stored:
-                    tiers.note_stored(key)
+                    tiers.note_stored(key, life_s)
             for owner in erased:  # the write may have overtaken the erasure
                 redis.erase(owner.tenant, owner.scope)
             tiers.counters[Tier.REDIS].stores += sum(outcomes)
@@ -271,6 +270,6 @@ class Demotion:
         dram.pool.hold(slots)
         self._storing.update(key.link for key, _ in batch)
         tiers.in_flight += 1
-        accepted = redis.store([(key, dram.arena.value(slot)) for key, slot in batch], sent, ttl_s)
+        accepted = redis.store([(key, dram.arena.value(slot)) for key, slot in batch], sent, life_s)
         if not accepted:
             settle(tuple(False for _ in batch))

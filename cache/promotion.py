@@ -110,6 +110,7 @@ class Promotion:
         tiers, dram = self._tiers, self._tiers.dram
         assert dram is not None
         dram.pool.hold(slots)
+        dram.pool.touch(slots)
         tiers.in_flight += 1
 
         def copied(seconds: float | None) -> None:
@@ -216,7 +217,7 @@ class Promotion:
             if not there and tiers.is_stored(lookup.keys[index]):
                 lookup.misses[index] = Miss.EVICTED
                 tiers.count_misses(Tier.REDIS, Miss.EVICTED)
-            tiers.note_stored(lookup.keys[index], stored=there)
+            tiers.note_stored(lookup.keys[index], 0.0 if there else None)
             if there:
                 present.add(index)
         if lookup.closed:
@@ -306,7 +307,8 @@ class Promotion:
             elif problem is not None:
                 lookup.misses[index] = problem
                 tiers.count_misses(Tier.REDIS, problem)
-                tiers.note_stored(key, stored=problem in (Miss.LATE, Miss.TIER_DOWN))
+                if problem not in (Miss.LATE, Miss.TIER_DOWN):
+                    tiers.note_stored(key, None)
             self._landing_slots -= 1
             dram.release([slot])
         counters = tiers.counters[Tier.REDIS]

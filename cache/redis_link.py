@@ -182,7 +182,7 @@ class RedisLink:
     async def scan(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
         """Keys that match, on every node, some at a time with a pause between; a key may come
         twice. Raises Late or Down."""
-        for node in await self._nodes():
+        for node in self._nodes():
             cursor = 0
             while True:
                 cursor, keys = await self._scan_some(node, cursor, pattern)
@@ -191,7 +191,7 @@ class RedisLink:
                     break
                 await asyncio.sleep(_SCAN_PAUSE_S)
 
-    async def _nodes(self) -> list[ClusterNode | None]:
+    def _nodes(self) -> list[ClusterNode | None]:
         if isinstance(self._client, RedisCluster):
             return list(self._client.get_primaries())
         return [None]

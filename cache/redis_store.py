@@ -52,6 +52,7 @@ class RedisStore:
         self._census = Census()
         self._writer = RedisWriter(self._link, self._census, options.queue_bytes)
         self._book = Book()
+        self._value_bytes: dict[bytes, int] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
@@ -210,12 +211,11 @@ class RedisStore:
         identities = list(count.samples)
         asked: list[Command] = [("STRLEN", count.samples[identity]) for identity in identities]
         sizes = await self._link.ask_control(asked) if asked else []
-        known = {
-            identity: size
-            for identity, size in zip(identities, sizes, strict=True)
-            if isinstance(size, int)
-        }
-        self._census.finish_count(mark, count.bytes_by_tenant(known))
+        for identity, size in zip(identities, sizes, strict=True):
+            # A sample that has just expired has no size; then the last one known holds.
+            if isinstance(size, int) and size > 0:
+                self._value_bytes[identity] = size
+        self._census.finish_count(mark, count.bytes_by_tenant(self._value_bytes))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

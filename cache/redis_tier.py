@@ -81,6 +81,11 @@ class RedisTier:
         """Whether questions go to Redis; if not, they are answered at once."""
         return self._link.up
 
+    @property
+    def ttl_s(self) -> float:
+        """How long blocks live that are stored without a wish."""
+        return self._ttl_s
+
     def probe(self, keys: Sequence[BlockKey], done: Callable[[Probe], None]) -> None:
         """Ask which of `keys` Redis has, as values of the right size, in one round trip (in several
         for very many keys), within the control timeout."""

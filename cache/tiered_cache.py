@@ -188,6 +188,11 @@ class TieredCache:
             return erased, None
         return erased, tiers.redis.erase(tenant, scope)
 
+    def clear_dram(self) -> None:
+        """Empty the DRAM tier alone."""
+        if self._tiers.dram is not None:
+            self._tiers.dram.pool.clear()
+
     def stats(self) -> CacheStats:
         """Every tier's counters. Any thread."""
         tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
@@ -243,8 +248,8 @@ class TieredCache:
         if dram is None or not tiers.redis_up:
             return
         now = tiers.now_s()
-        slots = dram.pool.next_victims(dram.pool.counts().cached, now)
-        pages = tiers.device.next_victims(tiers.device.counts().cached, now)
+        slots = dram.pool.cached_in_order(now)
+        pages = tiers.device.cached_in_order(now)
         for batch in _batches(slots):
             self._demotion.store(batch)
             self._drain(_SAVE_BATCH // 16, deadline)

@@ -20,6 +20,8 @@ from policies.tiering import WriteWorth
 
 _KNOWN_STORED = 1 << 17
 """So many blocks are remembered as being in Redis; a forgotten one is at worst written again."""
+_UNKNOWN_LIFE_S = 600.0
+"""A block that another process wrote is taken to be in Redis for so long."""
 _REMEMBERED_ERASURES = 1024
 
 
@@ -93,7 +95,7 @@ class Tiers:
         self.counters = {tier: TierCounters() for tier in Tier}
         self.in_flight = 0
         """Transfers of any kind that still hold pages or slots."""
-        self._stored: OrderedDict[bytes, None] = OrderedDict()
+        self._stored: OrderedDict[bytes, float] = OrderedDict()  # link -> until when, at least
         self._erasures: list[tuple[bytes | None, bytes | None]] = []
         self._erasures_before = 0
 
@@ -113,16 +115,19 @@ class Tiers:
         """What moving one block of many to or from a lower tier takes."""
         return self.cost.load_s(tier, 1) - self.cost.load_s(tier, 0)
 
-    def is_stored(self, key: BlockKey) -> bool:
-        """Whether Redis holds the block, as far as is known here."""
-        return key.link in self._stored
+    def is_stored(self, key: BlockKey, for_s: float = 0.0) -> bool:
+        """Whether Redis holds the block for `for_s` more seconds, as far as is known here."""
+        until_s = self._stored.get(key.link)
+        return until_s is not None and until_s >= time.monotonic() + for_s
 
-    def note_stored(self, key: BlockKey, *, stored: bool = True) -> None:
-        """Redis was seen to hold the block, or not to."""
-        if not stored:
+    def note_stored(self, key: BlockKey, life_s: float | None) -> None:
+        """Redis was seen to hold the block, and will for `life_s` (0.0: not known); None: it does
+        not hold it."""
+        if life_s is None:
             self._stored.pop(key.link, None)
             return
-        self._stored[key.link] = None
+        until_s = time.monotonic() + (life_s or _UNKNOWN_LIFE_S)
+        self._stored[key.link] = max(until_s, self._stored.get(key.link, 0.0))
         self._stored.move_to_end(key.link)
         if len(self._stored) > _KNOWN_STORED:
             self._stored.popitem(last=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from cache.identity import CacheIdentity
+from engine.architecture import Architecture
 from engine.decoder import build_program
 from engine.errors import ModelLoadError
 from engine.executors.base import Executor
@@ -37,25 +38,27 @@ class ExecutorOptions:
 
 
 def open_executor(
-    model: Model, options: ExecutorOptions, *, say: Callable[[str], None] = _log.info
+    architecture: Architecture,
+    weights: dict[str, torch.Tensor],
+    options: ExecutorOptions,
+    *,
+    say: Callable[[str], None] = _log.info,
 ) -> Executor:
-    """The fastest executor that can run this model here; takes the weights out of `model`.
+    """The fastest executor that can run this model here; takes its weights out of `weights`.
 
     On a CPU that is the native one, else torch, with a warning that says why; `say` is told of
     compiling. Raises ModelLoadError when the pool is too small for one block or larger than the
     device's memory.
     """
-    program = build_program(model.architecture)
+    program = build_program(architecture)
     if options.device.type == "cpu" and options.dtype in (torch.float32, torch.bfloat16):
         try:
-            block_bytes = native_bytes_per_block(
-                model.architecture, options.dtype, options.block_tokens
-            )
+            block_bytes = native_bytes_per_block(architecture, options.dtype, options.block_tokens)
             executor = NativeExecutor(
                 program,
-                model.weights,
+                weights,
                 dtype=options.dtype,
-                blocks=_blocks(model, options, block_bytes),
+                blocks=_blocks(weights, options, block_bytes),
                 block_tokens=options.block_tokens,
                 threads=choose_threads(options.threads),
                 max_tokens=options.step_tokens,
@@ -68,13 +71,13 @@ def open_executor(
             _log.warning("native CPU kernels are off (%s); running on torch, slower", reason)
     if options.device.type == "cpu":
         torch.set_num_threads(choose_threads(options.threads))
-    block_bytes = torch_bytes_per_block(model.architecture, options.dtype, options.block_tokens)
+    block_bytes = torch_bytes_per_block(architecture, options.dtype, options.block_tokens)
     return TorchExecutor(
         program,
-        model.weights,
+        weights,
         device=options.device,
         dtype=options.dtype,
-        blocks=_blocks(model, options, block_bytes),
+        blocks=_blocks(weights, options, block_bytes),
         block_tokens=options.block_tokens,
     )
 
@@ -91,14 +94,14 @@ def cache_identity(model: Model, executor: Executor) -> CacheIdentity:
     )
 
 
-def _blocks(model: Model, options: ExecutorOptions, block_bytes: int) -> int:
+def _blocks(weights: dict[str, torch.Tensor], options: ExecutorOptions, block_bytes: int) -> int:
     pool_bytes = options.pool_bytes
     if pool_bytes is None:
         pool_bytes = _CPU_POOL_BYTES
         if options.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(options.device)
-            weights = sum(tensor.nbytes for tensor in model.weights.values())  # not moved yet
-            pool_bytes = int((free - weights) * _CUDA_POOL_SHARE)
+            to_move = sum(each.nbytes for each in weights.values() if each.device.type == "cpu")
+            pool_bytes = int((free - to_move) * _CUDA_POOL_SHARE)
     memory = memory_bytes(options.device)
     if pool_bytes > memory:
         raise ModelLoadError(

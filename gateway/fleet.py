@@ -50,7 +50,7 @@ async def open_fleet(
     opened closed again.
     """
     async with AsyncExitStack() as held:
-        redis = await held.enter_async_context(open_redis(settings.redis, environ, secret))
+        redis = await held.enter_async_context(open_redis(settings.redis, environ, secret, metrics))
         fleet = Fleet(secret, redis.named)
         sealer = Sealer(secret) if settings.redis.encrypt else None
         for model in settings.models:
@@ -181,7 +181,8 @@ def _load(settings: ModelSettings, progress: ReportProgress) -> tuple[Model, int
     model = load_model(path, name=settings.name, dtype=dtype, progress=progress)
     parameters = sum(tensor.numel() for tensor in model.weights.values())
     executor = open_executor(
-        model,
+        model.architecture,
+        model.weights,
         ExecutorOptions(
             device=device,
             dtype=dtype,

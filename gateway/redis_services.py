@@ -12,6 +12,7 @@ import structlog
 from cache.redis_options import RedisOptions
 from cache.redis_store import RedisStore
 from gateway.embedded_redis import embedded_redis
+from gateway.metrics import Metrics
 from gateway.named_cache_store import (
     MemoryStore,
     NamedCacheStore,
@@ -37,7 +38,7 @@ class RedisServices:
 
 @asynccontextmanager
 async def open_redis(
-    settings: RedisSettings, environ: Mapping[str, str], secret: bytes
+    settings: RedisSettings, environ: Mapping[str, str], secret: bytes, metrics: Metrics
 ) -> AsyncIterator[RedisServices]:
     """Start the embedded server if one is wanted, and connect.
 
@@ -56,9 +57,16 @@ async def open_redis(
         named: NamedCacheStore = MemoryStore()
         if url is not None:
             timeout_s = settings.timeout_ms / 1e3
-            client = open_control_client(url, timeout_s=timeout_s, tls_ca=settings.tls_ca)
+            client = open_control_client(
+                url,
+                timeout_s=timeout_s,
+                tls_ca=settings.tls_ca,
+                cluster=settings.cluster and url != embedded,
+            )
             held.push_async_callback(client.aclose)
-            named = RedisNamedCacheStore(client, secret, timeout_s=timeout_s)
+            named = RedisNamedCacheStore(
+                client, secret, timeout_s=timeout_s, on_failure=metrics.named_cache_store_failed
+            )
         yield RedisServices(kv, named)
 
 
@@ -79,9 +87,9 @@ async def _connect(
         RedisOptions(
             url=url,
             secret=secret,
-            cluster=settings.cluster,
+            cluster=settings.cluster and url.startswith(("redis:", "rediss:")),
             timeout_s=settings.timeout_ms / 1e3,
-            max_connections=max(3, settings.max_connections),
+            max_connections=settings.max_connections,
             ttl_s=settings.ttl,
             encrypt=settings.encrypt,
             tls_ca=None if settings.tls_ca is None else str(settings.tls_ca),

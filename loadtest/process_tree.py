@@ -1,4 +1,4 @@
-"""How much memory a server used at most: its process and everything it started."""
+"""How much memory a server uses, or used at most: its process and everything it started."""
 
 from __future__ import annotations
 

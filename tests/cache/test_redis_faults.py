@@ -306,6 +306,20 @@ def test_wrong_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert "hunter2" not in caplog.text
 
 
+def test_idle_connections_that_the_server_closed_are_replaced(server: Valkey) -> None:
+    with running_store(server.url) as store, server.client() as client:
+        shape = envelope(store)
+        tier = store.tier(shape)
+        keys, slots, into = block_keys(3), filled_slots(shape, 3), buffers(shape, 3)
+        for _ in range(3):
+            assert save(tier, keys, slots) == (True,) * 3
+            assert probe(tier, keys).present == (True,) * 3
+            assert fetch(tier, keys, into).outcomes == (None,) * 3
+            client.client_kill_filter(_type="normal", skipme=True)
+            time.sleep(0.05)
+        assert tier.stats().times_opened == 0
+
+
 def test_password_changed_under_way(server: Valkey) -> None:
     with running_store(server.url) as store:
         tier = store.tier(envelope(store))

@@ -47,7 +47,8 @@ def open_engine(collector: Collector, dtype: torch.dtype = torch.float32, **opti
     step_tokens = options.pop("step_tokens", 256)
     architecture = model.architecture
     executor = open_executor(
-        model,
+        model.architecture,
+        model.weights,
         ExecutorOptions(
             torch.device("cpu"),
             dtype,

@@ -13,6 +13,7 @@ from engine.decoder import build_program, weight_names
 from engine.executors.base import Executor, StepBatch
 from engine.executors.native import NativeExecutor
 from engine.executors.torch_executor import TorchExecutor
+from engine.weight_shapes import weight_shapes
 
 VOCAB = 83  # not a multiple of 16
 BLOCKS = 48
@@ -85,7 +86,7 @@ ARCHITECTURES = {
 def random_weights(arch: Architecture, seed: int = 0) -> dict[str, torch.Tensor]:
     """Float32 weights, exactly representable in bfloat16, that keep activations near 1."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = _sizes(arch)
+    sizes = weight_shapes(arch)
     weights = {}
     for name in sorted(weight_names(arch)):
         shape = sizes[name]
@@ -96,33 +97,6 @@ def random_weights(arch: Architecture, seed: int = 0) -> dict[str, torch.Tensor]
             values = 1 + 0.1 * values
         weights[name] = values.bfloat16().float()
     return weights
-
-
-def _sizes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    sizes: dict[str, tuple[int, ...]] = {
-        "embed.weight": (arch.vocab_size, arch.hidden_size),
-        "head.weight": (arch.vocab_size, arch.hidden_size),
-        "final_norm.weight": (arch.hidden_size,),
-    }
-    widths = {
-        "query": (arch.query_size, arch.hidden_size),
-        "key": (arch.kv_size, arch.hidden_size),
-        "value": (arch.kv_size, arch.hidden_size),
-        "output": (arch.hidden_size, arch.query_size),
-        "gate": (arch.intermediate_size, arch.hidden_size),
-        "up": (arch.intermediate_size, arch.hidden_size),
-        "down": (arch.hidden_size, arch.intermediate_size),
-    }
-    hidden_norms = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
-    for index in range(len(arch.layers)):
-        for part, shape in widths.items():
-            sizes[f"layers.{index}.{part}.weight"] = shape
-            sizes[f"layers.{index}.{part}.bias"] = shape[:1]
-        for norm in hidden_norms:
-            sizes[f"layers.{index}.{norm}.weight"] = (arch.hidden_size,)
-        for norm in ("query_norm", "key_norm"):
-            sizes[f"layers.{index}.{norm}.weight"] = (arch.head_dim,)
-    return sizes
 
 
 def open_native(

@@ -24,14 +24,14 @@ def test_a_pool_that_cannot_be_had_is_refused(tmp_path, dtype, pool_bytes, messa
     model = load_model(tiny_checkpoint("llama", tmp_path / "m"), name="m", dtype=dtype)
     options = ExecutorOptions(torch.device("cpu"), dtype, pool_bytes=pool_bytes, threads=1)
     with pytest.raises(ModelLoadError, match=message):
-        open_executor(model, options)
+        open_executor(model.architecture, model.weights, options)
 
 
 def test_without_the_kernels_torch_runs_and_the_log_says_why(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("FOREBAY_NATIVE", "off")
     model = load_model(tiny_checkpoint("llama", tmp_path / "m"), name="m", dtype=torch.float32)
     options = ExecutorOptions(torch.device("cpu"), torch.float32, pool_bytes=1 << 20, threads=1)
-    executor = open_executor(model, options)
+    executor = open_executor(model.architecture, model.weights, options)
     assert executor.name == "torch"
     assert "FOREBAY_NATIVE" in caplog.text
     executor.close()

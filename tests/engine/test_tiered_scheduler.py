@@ -224,6 +224,16 @@ def test_kept_prefixes_outlive_others_and_durable_ones_reach_redis():
     assert stage.run("2", prompt(1, 4)).cache_use.device_tokens == 64
 
 
+def test_a_durable_prefix_is_not_written_at_every_use():
+    stage = TierStage(slots=40)
+    wish = (Retention(64, 3600.0, durable=True),)
+    for name in "12345":
+        stage.run(name, prompt(1, 4), retention=wish)
+    assert stage.redis.sent == 4
+    stage.run("longer", prompt(1, 4), retention=(Retention(64, 2e6, durable=True),))
+    assert stage.redis.sent == 8
+
+
 def test_saving_writes_everything_that_is_cached():
     stage = TierStage(pages=24, slots=48)
     stage.run("1", prompt(1, 4))

@@ -87,7 +87,8 @@ class FakeRedis:
     value_bytes: int = BLOCK_BYTES
     corrupt: set[bytes] = field(default_factory=set)
     late: bool = False
-    erased_links: int = 0
+    ttl_s: float = 1e6
+    sent: int = 0
 
     def probe(self, keys, done) -> None:
         def answer() -> None:
@@ -126,6 +127,8 @@ class FakeRedis:
     def store(self, blocks, done, ttl_s=None) -> bool:
         if not self.up or len(self.queue) > 50:
             return False
+
+        self.sent += len(blocks)
 
         def answer() -> None:
             for key, value in blocks:

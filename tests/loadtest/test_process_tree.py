@@ -1,4 +1,4 @@
-"""Peak memory of a process and its descendants, from a made-up and from the real /proc."""
+"""Memory of a process and its descendants, from a made-up and from the real /proc."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from loadtest.machine import describe_machine
-from loadtest.process_tree import peak_rss_bytes
+from loadtest.process_tree import descendants_rss_bytes, peak_rss_bytes, rss_bytes
 
 
 def process(proc: Path, pid: int, parent: int, peak_kib: int | None, name: str = "x") -> None:
     directory = proc / str(pid)
     directory.mkdir()
     (directory / "stat").write_text(f"{pid} ({name}) S {parent} 1 1 0")
-    lines = ["Name: x", *([f"VmHWM:\t  {peak_kib} kB"] if peak_kib is not None else [])]
+    lines = ["Name: x"]
+    if peak_kib is not None:
+        lines += [f"VmHWM:\t  {peak_kib} kB", f"VmRSS:\t  {peak_kib // 2} kB"]
     (directory / "status").write_text("\n".join(lines))
 
 
@@ -29,10 +31,14 @@ def test_a_tree_adds_up_and_others_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("")
 
     assert peak_rss_bytes(10, tmp_path) == 123 * 1024
+    assert rss_bytes(10, tmp_path) == 50 * 1024
+    assert descendants_rss_bytes(10, tmp_path) == 11 * 1024
+    assert descendants_rss_bytes(12, tmp_path) is None
 
 
 def test_a_process_that_is_gone_has_no_peak(tmp_path: Path) -> None:
     assert peak_rss_bytes(99, tmp_path) is None
+    assert rss_bytes(99, tmp_path) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")

@@ -1,0 +1,116 @@
+"""The CUDA path: the same numbers as on the CPU, and tiers around it. Skipped without a device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cache.identity import CacheIdentity
+from cache.tiered_cache import TieredCache
+from engine.attention.reference import reference_attention
+from engine.caching import CacheOptions, tiers_opener
+from engine.decoder import build_program
+from engine.engine import Engine, EngineOptions
+from engine.executors.torch_executor import TorchExecutor
+from tests.engine.harness import Collector, request, run_all
+from tests.engine.native_models import (
+    ARCHITECTURES,
+    BLOCKS,
+    Sequence,
+    architecture,
+    make_step,
+    open_reference,
+    random_ids,
+    random_weights,
+)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def on_cuda(arch, dtype=torch.float32, *, blocks=BLOCKS, reference=False):
+    options = {"attention": reference_attention} if reference else {}
+    return TorchExecutor(
+        build_program(arch),
+        random_weights(arch),
+        device=torch.device("cuda"),
+        dtype=dtype,
+        blocks=blocks,
+        block_tokens=16,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_logits_agree_with_the_cpu_reference(name):
+    arch = ARCHITECTURES[name]
+    expected, actual = open_reference(arch), on_cuda(arch)
+    for executor in (expected, actual):
+        executor.results = []
+        one = Sequence(random_ids(60, 1), [3, 1, 7, 9])
+        two = Sequence(random_ids(40, 2), [2, 5, 11])
+        for parts in ([(one, 33)], [(two, 17), (one, 20)], [(one, 1), (two, 1)], [(two, 22)]):
+            executor.results.append(executor.forward(make_step(parts)).cpu().clone())
+    for want, got in zip(expected.results, actual.results, strict=True):
+        assert torch.allclose(want, got, atol=2e-4, rtol=1e-3), (want - got).abs().max()
+
+
+def test_bfloat16_stays_near_float32():
+    arch = architecture()
+    exact, rounded = on_cuda(arch), on_cuda(arch, torch.bfloat16)
+    batch = make_step([(Sequence(random_ids(60, 1), [3, 1, 7, 9]), 60)])
+    want, got = exact.forward(batch).cpu(), rounded.forward(batch).cpu()
+    assert (want - got).abs().max() < 0.15
+    assert (want.argmax(-1) == got.argmax(-1)).float().mean() > 0.9
+
+
+def open_engine(*, blocks: int, dram_blocks: int) -> tuple[Engine, Collector, list[TieredCache]]:
+    executor = on_cuda(architecture(), blocks=blocks)
+    block_bytes = int(executor.pages.shape[1])
+    caches: list[TieredCache] = []
+    opener = tiers_opener(
+        100_000,
+        CacheIdentity("w", "", "float32", executor.kv_layout, 16, "tp1"),
+        CacheOptions(dram_bytes=dram_blocks * (block_bytes + 256), max_context=256),
+        step_tokens=64,
+    )
+
+    def open_cache(executor, wake):
+        caches.append(opener(executor, wake))
+        return caches[0]
+
+    collector = Collector()
+    options = EngineOptions(max_context=256, max_running=4, step_tokens=64)
+    engine = Engine(executor, frozenset(), options, collector, open_cache)
+    engine.start()
+    return engine, collector, caches
+
+
+def test_text_from_device_and_dram_equals_the_cold_text():
+    engine, collector, _ = open_engine(blocks=40, dram_blocks=200)
+    prompts = [random_ids(100 + i, 100 + i).tolist() for i in range(12)]
+    try:
+        cold = []
+        for i, prompt in enumerate(prompts):
+            run_all(engine, collector, [request(f"cold-{i}", prompt, root=b"%016d" % i)])
+            cold.append(collector.outcomes[f"cold-{i}"].token_ids)
+        for i, prompt in enumerate(prompts):  # the pool holds five of the twelve
+            run_all(engine, collector, [request(f"warm-{i}", prompt, root=b"%016d" % i)])
+        warm = [collector.outcomes[f"warm-{i}"] for i in range(12)]
+        assert [outcome.token_ids for outcome in warm] == cold
+        tiers = {tier.tier: tier for tier in engine.cache_stats().tiers}
+        assert tiers["dram"].hits > 0
+        assert tiers["dram"].loads == tiers["dram"].hits
+        rng = np.random.default_rng(5)
+        together = [
+            request(f"mix-{n}", prompts[i], root=b"%016d" % i)
+            for n, i in enumerate(rng.integers(0, 12, 40).tolist())
+        ]
+        run_all(engine, collector, together)
+        order = np.random.default_rng(5).integers(0, 12, 40).tolist()
+        assert [collector.outcomes[f"mix-{n}"].token_ids for n in range(40)] == [
+            cold[i] for i in order
+        ]
+        engine.check_integrity()
+    finally:
+        engine.close()
