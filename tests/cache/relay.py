@@ -1,4 +1,5 @@
-"""A relay in front of a server's unix socket: over TCP or TLS, and as slow as a test wants."""
+"""A relay in front of a server's unix socket: over TCP, TLS or a socket of its own, as slow as a test
+wants, and cutting what a client sends where a test wants."""
 
 from __future__ import annotations
 
@@ -11,12 +12,22 @@ from pathlib import Path
 
 
 class Relay:
-    """Forwards connections to 127.0.0.1:`port` to `target`; answers wait `delay_s`."""
+    """Forwards connections to 127.0.0.1:`port`, or to the socket `listen`, to `target`; answers
+    wait `delay_s`.
 
-    def __init__(self, target: Path, tls: ssl.SSLContext | None = None) -> None:
+    Once `cut_in_bytes` is set, the first connection that sends a value as long goes on for so many
+    bytes of it and no further: then `was_cut` is set, and nothing is read from it any more.
+    """
+
+    def __init__(
+        self, target: Path, tls: ssl.SSLContext | None = None, listen: Path | None = None
+    ) -> None:
         self.delay_s = 0.0
+        self.cut_in_bytes: int | None = None
+        self.was_cut = threading.Event()
         self.port = 0
         self._target = target
+        self._listen = listen
         self._tls = tls
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -41,8 +52,11 @@ class Relay:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._forward, "127.0.0.1", 0, ssl=self._tls)
-        self.port = server.sockets[0].getsockname()[1]
+        if self._listen is not None:
+            server: asyncio.Server = await asyncio.start_unix_server(self._forward, self._listen)
+        else:
+            server = await asyncio.start_server(self._forward, "127.0.0.1", 0, ssl=self._tls)
+            self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
         server.close()
@@ -74,16 +88,27 @@ class Relay:
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, delayed: bool
     ) -> None:
+        sent_bytes = 0
         while data := await source.read(1 << 20):
             if delayed and self.delay_s:
                 await asyncio.sleep(self.delay_s)
+            if not delayed and self.cut_in_bytes is not None:
+                # small questions pass; a chunk that is no end of one is part of a large value
+                sent_bytes += len(data)
+                if sent_bytes > self.cut_in_bytes:
+                    sink.write(data[: len(data) // 2])
+                    await sink.drain()
+                    self.was_cut.set()
+                    await asyncio.Event().wait()
             sink.write(data)
             await sink.drain()
 
 
 @contextmanager
-def relaying(target: Path, tls: ssl.SSLContext | None = None) -> Iterator[Relay]:
-    relay = Relay(target, tls)
+def relaying(
+    target: Path, tls: ssl.SSLContext | None = None, listen: Path | None = None
+) -> Iterator[Relay]:
+    relay = Relay(target, tls, listen)
     relay.start()
     try:
         yield relay

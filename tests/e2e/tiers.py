@@ -14,6 +14,8 @@ from tests.e2e.client import COMPLETIONS, Client, completion
 
 BLOCK = 16
 OPERATOR_KEY = "operator-4Lx8sQ2bV7nM1c"
+PREAMBLE = 32
+"""Tokens at most that all chats with the bundled model begin with, in whole blocks: its template's."""
 SECRET = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"  # the server's, where a test has to know it
 _WORDS = (
     "tide wind rain fog harbour station keeper lamp signal rope anchor north south east west"
