@@ -288,8 +288,10 @@ class BlockPool:
         )
 
     def tenant_blocks(self) -> Mapping[bytes, int]:
-        """Published blocks, held or cached, by tenant; those with none are left out."""
-        return {tag: len(own.blocks) for tag, own in self._line.tenants.items() if own.blocks}
+        """Published blocks, held or cached, by tenant; those with none are left out. Any thread."""
+        # the list is made at once: meanwhile the owner may meet a new tenant
+        tenants = list(self._line.tenants.items())
+        return {tag: blocks for tag, own in tenants if (blocks := len(own.blocks))}
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every block is in exactly one state and the books agree."""

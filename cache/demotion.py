@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cache.block import BlockKey, Retention, Tier
 from cache.tiers import Tiers
 
-_BATCH = 16
+BLOCKS_AT_ONCE = 16
 """Blocks that are copied or sent as one piece of work."""
 _LIFE_MARGIN = 1.25
 """Blocks that are to live long are written to live longer, so that using them again within that
@@ -42,6 +42,11 @@ class Demotion:
     def writes_through(self) -> bool:
         """Whether blocks come down when their sequence is done, not when they are pushed out."""
         return self._through
+
+    @property
+    def room_for_stores(self) -> int:
+        """How many more blocks can be on their way to Redis at a time, but at least one."""
+        return max(1, self._slots_for_writes(True))
 
     def maintain(self) -> None:
         """Copy down what is about to be pushed out; cheap when nothing has changed."""
@@ -81,8 +86,8 @@ class Demotion:
             moves.append((page, dram.pool.take(1, tenant)[0]))
             keys.append(key)
             self._copying.add(key.link)
-        for start in range(0, len(moves), _BATCH):
-            part = slice(start, start + _BATCH)
+        for start in range(0, len(moves), BLOCKS_AT_ONCE):
+            part = slice(start, start + BLOCKS_AT_ONCE)
             self._download(moves[part], keys[part], for_s if then_store else None)
 
     def store(self, slots: Sequence[int], for_s: float = 0.0) -> None:
@@ -102,8 +107,8 @@ class Demotion:
                 tiers.counters[Tier.REDIS].dropped["busy"] += 1
                 continue
             batch.append((key, slot))
-        for start in range(0, len(batch), _BATCH):
-            self._send(batch[start : start + _BATCH], life_s)
+        for start in range(0, len(batch), BLOCKS_AT_ONCE):
+            self._send(batch[start : start + BLOCKS_AT_ONCE], life_s)
 
     def store_pages(self, pages: Sequence[int]) -> None:
         """Write published pages to Redis, through DRAM, if they are not known to be there."""

@@ -162,7 +162,7 @@ class Promotion:
         start_token = unknown[0] * tiers.block_tokens
         if not probe_is_worth(len(unknown), tiers.block_tokens, start_token, tiers.cost):
             return
-        self._hold(lookup, [index for index in missing if index not in set(unknown)])
+        self._hold(lookup, sorted(set(missing).difference(unknown)))
         lookup.begin()
         tiers.in_flight += 1
         asked_s = time.monotonic()
@@ -189,7 +189,7 @@ class Promotion:
         assert dram is not None
         for index in indexes:
             slot = dram.find(lookup.keys[index])
-            if slot is None or not self._landing_room():
+            if slot is None or index in lookup.slots or not self._landing_room():
                 continue
             dram.pool.hold([slot])
             lookup.slots[index] = slot
@@ -213,10 +213,13 @@ class Promotion:
             lookup.settle()
             return
         present: set[int] = set()
-        for index, there in zip(unknown, probe.present, strict=True):
-            if not there and tiers.is_stored(lookup.keys[index]):
-                lookup.misses[index] = Miss.EVICTED
-                tiers.count_misses(Tier.REDIS, Miss.EVICTED)
+        for asked, (index, there) in enumerate(zip(unknown, probe.present, strict=True)):
+            problem = Miss.EVICTED if tiers.is_stored(lookup.keys[index]) else None
+            if asked in probe.damaged:
+                problem = Miss.CORRUPT
+            if not there and problem is not None:
+                lookup.misses[index] = problem
+                tiers.count_misses(Tier.REDIS, problem)
             tiers.note_stored(lookup.keys[index], 0.0 if there else None)
             if there:
                 present.add(index)
@@ -302,8 +305,12 @@ class Promotion:
                 loaded += 1
                 lookup.from_redis.add(key.link)
                 if dram.pool.publish(slot, key, saving_s=tiers.saving_s(key)):
+                    # one that was held since the search, and has lost its content to a flush
+                    before = lookup.slots.pop(index, None)
                     lookup.slots[index] = slot
-                    continue
+                    if before is None:
+                        continue
+                    slot = before
             elif problem is not None:
                 lookup.misses[index] = problem
                 tiers.count_misses(Tier.REDIS, problem)
@@ -319,12 +326,29 @@ class Promotion:
         lookup.settle()
         if lookup.closed:
             self.close(lookup)
-        self._call_waiters([lookup.keys[index].link for index in wanted])
+        self._call_waiters(lookup, wanted, fetched.outcomes)
 
-    def _call_waiters(self, links: Sequence[bytes]) -> None:
-        """Whoever waited for these blocks on another prompt's account looks again."""
-        waiters = [waiter for link in links for waiter in self._incoming.pop(link)]
+    def _call_waiters(
+        self, lookup: Lookup, wanted: Sequence[int], outcomes: Sequence[Miss | None]
+    ) -> None:
+        """Whoever waited for these blocks on another prompt's account looks again; not in Redis,
+        if that did not answer in time: it would cost each of them a deadline, one after another."""
+        waiters = [
+            waiter for index in wanted for waiter in self._incoming.pop(lookup.keys[index].link)
+        ]
+        silent = [
+            (lookup.keys[index], outcome)
+            for index, outcome in zip(wanted, outcomes, strict=True)
+            if outcome in (Miss.LATE, Miss.TIER_DOWN)
+        ]
         for waiter in waiters:
             waiter.settle()
-            if not waiter.closed:
+            if waiter.closed:
+                continue
+            if not silent:
                 self._search(waiter)
+            for key, outcome in silent:
+                index = key.start // self._tiers.block_tokens
+                if outcome is not None and waiter.keys[index : index + 1] == [key]:
+                    waiter.misses[index] = outcome
+                    self._tiers.count_misses(Tier.REDIS, outcome)

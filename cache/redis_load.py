@@ -18,6 +18,10 @@ _DELETE_IF_SAME = (
     b"if redis.sha1hex(redis.call('GET', KEYS[1]) or '') == ARGV[1] "
     b"then return redis.call('UNLINK', KEYS[1]) else return 0 end"
 )
+_DELETE_UNLESS_SIZED = (
+    b"if redis.pcall('STRLEN', KEYS[1]) ~= tonumber(ARGV[1]) "
+    b"then return redis.call('UNLINK', KEYS[1]) else return 0 end"
+)
 
 
 class Load:
@@ -84,3 +88,8 @@ def deletion(key: Any, value: Any) -> Command:
     if isinstance(value, bytes):
         return ("EVAL", _DELETE_IF_SAME, 1, key, hashlib.sha1(value).hexdigest())
     return ("UNLINK", key)
+
+
+def deletion_unless_sized(key: Any, value_bytes: int) -> Command:
+    """A command that deletes `key` unless it holds a string of this size by now."""
+    return ("EVAL", _DELETE_UNLESS_SIZED, 1, key, value_bytes)

@@ -16,9 +16,11 @@ _log = logging.getLogger("forebay.cache")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Which of the asked blocks Redis has, in their order; or why that is not known."""
+    """Which of the asked blocks Redis has, in their order; or why that is not known. `damaged` are
+    the indexes of those that it has not, but something of another size or type in their place."""
 
     present: tuple[bool, ...] = ()
+    damaged: frozenset[int] = frozenset()
     failed: Miss | None = None
 
 

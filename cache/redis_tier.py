@@ -20,7 +20,7 @@ from cache.envelope import Envelope, owner_pattern
 from cache.redis_census import Census
 from cache.redis_client import Command
 from cache.redis_link import Down, Lane, Late, RedisLink
-from cache.redis_load import Load, deletion, is_other_type
+from cache.redis_load import Load, deletion, deletion_unless_sized, is_other_type
 from cache.redis_report import Book, Fetched, Probe, Question, RedisCounters, Traffic
 from cache.redis_writer import RedisWriter, StoreJob, pieces
 from cache.report import Miss
@@ -88,7 +88,7 @@ class RedisTier:
 
     def probe(self, keys: Sequence[BlockKey], done: Callable[[Probe], None]) -> None:
         """Ask which of `keys` Redis has, as values of the right size, in one round trip (in several
-        for very many keys), within the control timeout."""
+        for very many keys), within the control timeout. What has another size is deleted."""
         question = Question(done, lambda: Probe(failed=Miss.TIER_DOWN), self._book)
         if not keys:
             question.answer(Probe())
@@ -247,7 +247,13 @@ class RedisTier:
                 self._link.trouble(size)
                 question.answer(Probe(failed=Miss.TIER_DOWN))
                 return
-        question.answer(Probe(tuple(size == self.envelope.value_bytes for size in sizes)))
+        value_bytes = self.envelope.value_bytes
+        damaged = frozenset(
+            index for index, size in enumerate(sizes) if size not in (0, value_bytes)
+        )
+        if damaged:
+            self._discard([deletion_unless_sized(commands[i][1], value_bytes) for i in damaged])
+        question.answer(Probe(tuple(size == value_bytes for size in sizes), damaged))
 
     async def _fetch(self, load: Load, deadline_s: float) -> None:
         """Piece by piece over one connection: more at a time only compete for this thread."""

@@ -7,12 +7,13 @@ meanwhile comes back when the loop calls `settle`.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from cache.block import NOBODY, BlockKey, Retention, Tier
 from cache.block_pool import BlockPool, Share
-from cache.demotion import Demotion
+from cache.demotion import BLOCKS_AT_ONCE, Demotion
 from cache.explanation import explain
 from cache.promotion import Found, Lookup, Promotion
 from cache.report import CacheStats, CacheUse, Erased, TenantShare, TierStats
@@ -121,7 +122,8 @@ class TieredCache:
             if keys[index].link in lookup.from_redis:
                 tier = Tier.REDIS
             elif index >= loaded_from:
-                tier = Tier.DRAM
+                # without a DRAM tier, a block lands for one prompt and is there for others as well
+                tier = Tier.DRAM if tiers.dram is not None and tiers.dram.keeps else Tier.REDIS
             origins.append(tier)
             tokens[tier] += tiers.block_tokens
             saved[tier] += tiers.saving_s(keys[index])
@@ -133,12 +135,6 @@ class TieredCache:
         for wish in retention:
             kept = published[: wish.tokens // tiers.block_tokens]
             tiers.device.keep(kept, time.monotonic() + wish.seconds)
-        again = [
-            page
-            for page, key in zip(pages, keys, strict=False)
-            if tiers.sightings.times_seen(key) > 1
-        ]
-        self._demotion.store_pages(again)
         runs, misses = explain(tiers, lookup, keys, origins)
         for tier_and_reason, blocks in misses.items():
             tiers.count_misses(*tier_and_reason, blocks)
@@ -151,8 +147,12 @@ class TieredCache:
             runs=runs,
         )
 
-    def prompt_done(self, pages: Sequence[int], retention: Sequence[Retention]) -> None:
-        """A prompt's blocks are all published: write those down that were asked to last."""
+    def prompt_done(
+        self, keys: Sequence[BlockKey], pages: Sequence[int], retention: Sequence[Retention]
+    ) -> None:
+        """A prompt's blocks, `keys` in `pages`, are all published: write those down that were asked
+        for before, or were asked to last."""
+        self._demotion.store_pages(self._asked_before(keys, pages))
         for wish in retention:
             if wish.durable:
                 self._demotion.keep_durably(pages[: wish.tokens // self._tiers.block_tokens], wish)
@@ -214,7 +214,7 @@ class TieredCache:
                     load_s=own.load_s,
                     saved_s=own.saved_s,
                     stores=own.stores,
-                    dropped={**own.dropped, **wire.dropped},
+                    dropped=Counter(own.dropped) + Counter(wire.dropped),
                     misses=dict(own.misses),
                     up=redis.up,
                 )
@@ -250,12 +250,15 @@ class TieredCache:
         now = tiers.now_s()
         slots = dram.pool.cached_in_order(now)
         pages = tiers.device.cached_in_order(now)
-        for batch in _batches(slots):
+        room = self._demotion.room_for_stores
+        size = max(1, min(_SAVE_BATCH, room // 2))
+        under_way = min(_SAVE_BATCH, room - size) // BLOCKS_AT_ONCE
+        for batch in _batches(slots, size):
             self._demotion.store(batch)
-            self._drain(_SAVE_BATCH // 16, deadline)
-        for batch in _batches(pages):
+            self._drain(under_way, deadline)
+        for batch in _batches(pages, size):
             self._demotion.store_pages(batch)
-            self._drain(_SAVE_BATCH // 16, deadline)
+            self._drain(under_way, deadline)
         self._drain(0, deadline)
 
     def close(self) -> None:
@@ -272,6 +275,10 @@ class TieredCache:
             self._tiers.dram.pool.check_integrity()
             if self.quiet and not self._promotion.holds_slots:
                 assert self._tiers.dram.pool.counts().held == 0, "an idle cache holds DRAM slots"
+
+    def _asked_before(self, keys: Sequence[BlockKey], pages: Sequence[int]) -> list[int]:
+        seen = self._tiers.sightings.times_seen
+        return [page for key, page in zip(keys, pages, strict=False) if seen(key) > 1]
 
     def _drain(self, in_flight: int, deadline: float) -> None:
         """Until at most so many transfers are under way, or time is up."""
@@ -305,5 +312,5 @@ def _pool_stats(tiers: Tiers, tier: Tier, pool: BlockPool) -> TierStats:
     )
 
 
-def _batches(items: Sequence[int]) -> list[Sequence[int]]:
-    return [items[start : start + _SAVE_BATCH] for start in range(0, len(items), _SAVE_BATCH)]
+def _batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -41,7 +41,7 @@ class DramTier:
         self.pool.release(slots, used=used)
         if not self.keeps:
             for slot in slots:
-                if self.pool.key_of(slot) is not None:
+                if self.pool.key_of(slot) is not None and self.pool.evictable_among([slot]):
                     self.pool.drop(slot)
 
     def find(self, key: BlockKey) -> int | None:

@@ -258,10 +258,11 @@ class Engine:
             aborted, self._aborted = self._aborted, []
             calls, self._calls = self._calls, []
         self._cache.settle()
-        for call in calls:
-            call()
         outputs = [output for request in submitted if (output := self._accept(request))]
         outputs += [output for request_id in aborted if (output := self._abort(request_id))]
+        # behind the requests that came before them: an erasure must know those of its owner
+        for call in calls:
+            call()
         if outputs:
             self._emit(outputs, 0.0, 0, 0)
         return True

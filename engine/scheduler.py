@@ -90,7 +90,8 @@ class Scheduler:
         sequence.computed += chunk.tokens
         self._publish(sequence, sequence.computed)
         if sequence.computed >= sequence.prompt_tokens > sequence.computed - chunk.tokens:
-            self._cache.prompt_done(sequence.pages, sequence.request.retention)
+            keys = sequence.block_keys(self._block_tokens, sequence.prompt_tokens)
+            self._cache.prompt_done(keys, sequence.pages, sequence.request.retention)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""

@@ -1,5 +1,5 @@
-"""A relay in front of a server's unix socket: over TCP, TLS or a socket of its own, as slow as a test
-wants, and cutting what a client sends where a test wants."""
+"""A relay in front of a server's unix socket: over TCP, TLS or a socket of its own, as slow as a
+test wants, and cutting off what a client sends when a test wants."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Relay:
     """Forwards connections to 127.0.0.1:`port`, or to the socket `listen`, to `target`; answers
     wait `delay_s`.
 
-    Once `cut_in_bytes` is set, the first connection that sends a value as long goes on for so many
-    bytes of it and no further: then `was_cut` is set, and nothing is read from it any more.
+    From when `cut_bytes` is set, a connection may send so many bytes more; of what it sends beyond,
+    a part is passed on, `was_cut` is set, and nothing is read from it any more.
     """
 
     def __init__(
         self, target: Path, tls: ssl.SSLContext | None = None, listen: Path | None = None
     ) -> None:
         self.delay_s = 0.0
-        self.cut_in_bytes: int | None = None
+        self.cut_bytes: int | None = None
         self.was_cut = threading.Event()
         self.port = 0
         self._target = target
@@ -92,10 +92,9 @@ class Relay:
         while data := await source.read(1 << 20):
             if delayed and self.delay_s:
                 await asyncio.sleep(self.delay_s)
-            if not delayed and self.cut_in_bytes is not None:
-                # small questions pass; a chunk that is no end of one is part of a large value
+            if not delayed and self.cut_bytes is not None:
                 sent_bytes += len(data)
-                if sent_bytes > self.cut_in_bytes:
+                if sent_bytes > self.cut_bytes:
                     sink.write(data[: len(data) // 2])
                     await sink.drain()
                     self.was_cut.set()

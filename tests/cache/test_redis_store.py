@@ -124,13 +124,16 @@ def test_sealed_blocks_show_neither_text_nor_payload(server: Valkey) -> None:
         assert payloads(shape, slots)[0][:16] not in value
 
 
-def test_values_of_another_size_are_not_there(server: Valkey) -> None:
+def test_values_of_another_size_are_not_there_and_go(server: Valkey) -> None:
     with running_store(server.url) as store, server.client() as client:
         shape = envelope(store)
         keys = block_keys(3)
         client.set(shape.key_of(keys[0]), b"x" * 100_000)
         client.lpush(shape.key_of(keys[1]), b"x")
-        assert probe(store.tier(shape), keys).present == (False, False, False)
+        found = probe(store.tier(shape), keys)
+        assert found.present == (False, False, False)
+        assert found.damaged == {0, 1}
+        until(lambda: not client.exists(*map(shape.key_of, keys)))
 
 
 def test_size_guard(server: Valkey) -> None:

@@ -1,4 +1,5 @@
-"""One gateway for all tests that need no other: the bundled model and a tiny one, two tenants."""
+"""One gateway for all tests that need no other: the bundled model and a tiny one, two tenants; and
+one more for those that look into its Redis."""
 
 from __future__ import annotations
 
@@ -8,12 +9,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cache.valkey import Valkey, running_valkey
 from tests.e2e.client import AC_KEY, ACME_KEY, ORIGIN, Client
 from tests.e2e.gateway_process import GatewayProcess
+from tests.e2e.tiers import OPERATOR_KEY, SECRET
 from tests.engine.checkpoints import tiny_checkpoint
 
 KEEP_ALIVE_S = 3
 KEYS = {"ACME_KEY": ACME_KEY, "AC_KEY": AC_KEY}
+SECRETS = {"FOREBAY_ADMIN_KEY": OPERATOR_KEY, "FOREBAY_SECRET": SECRET}
 TENANTS = """
 tenants:
   - {id: acme, keys: [{env: ACME_KEY}]}
@@ -59,3 +63,29 @@ def ac(gateway: GatewayProcess) -> Iterator[Client]:
     """A client with the key of the tenant `ac`."""
     with httpx.Client(base_url=gateway.url, timeout=120) as http:
         yield Client(http, AC_KEY)
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    """The Redis of `on_redis`."""
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def on_redis(
+    tmp_path_factory: pytest.TempPathFactory, valkey: Valkey
+) -> Iterator[GatewayProcess]:
+    """Ready; the bundled model `m` in float32 with a pool of 816 tokens, over DRAM and a Redis that
+    the tests can look into, where blocks live ten minutes if nobody asks for more."""
+    config = f"""
+server: {{port: PORT, log_level: debug, log_format: json}}
+redis: {{url: "{valkey.url}", timeout_ms: 2000, ttl: 10m}}
+models:
+  - {{name: m, path: bundled, dtype: float32, max_context: 704, step_tokens: 256,
+     cache: {{device: 36MiB, dram: 192MiB}}}}
+{TENANTS}
+"""
+    directory = tmp_path_factory.mktemp("on-redis")
+    with GatewayProcess(directory, config, KEYS | SECRETS) as process:
+        yield process.until_ready()

@@ -22,7 +22,7 @@ POOL_TOKENS = 800
 LENGTHS = tuple(blocks * BLOCK + more for blocks in (21, 24) for more in (-1, 0, 1))
 CONFIG = """
 server: {port: PORT, log_format: json}
-redis: {url: embedded, memory: 256MiB}
+redis: {url: embedded, memory: 256MiB, timeout_ms: 2000}
 models:
   - {name: m, path: bundled, dtype: float32, max_context: 704, step_tokens: 256,
      cache: {device: 36MiB, dram: 192MiB}}

@@ -1,31 +1,35 @@
 """Engines over real tiers: tiny float32 models, a real copier, a real Redis.
 
-Moving a block always looks cheaper than computing it here, since a tiny model computes faster than
-any tier answers: what is tested is that it makes no difference to the text.
+A tiny model computes faster than any tier answers. So moving a block is made to look cheaper than
+computing it, always: what is tested is that it makes no difference to the text.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+import torch
 
-from cache.block import NOBODY, Owner, Tier
+from cache.block import Owner, Tier
 from cache.hashing import chain_root, owner_tags, shared_root
 from cache.identity import CacheIdentity
 from cache.redis_store import RedisStore
-from cache.report import Miss, TierStats
+from cache.report import CacheUse, Miss, TierStats
 from cache.tiered_cache import TieredCache
+from cache.tiers import Tiers
 from engine import caching
-from engine.architecture import Architecture
 from engine.caching import CacheOptions, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
+from engine.executors.native import NativeUnavailable
 from engine.executors.torch_executor import TorchExecutor
 from engine.report import StepReport
 from engine.request import EngineRequest, FinishReason, SharedPrefix
@@ -34,89 +38,501 @@ from tests.engine.harness import Collector, Outcome, request
 from tests.engine.native_models import VOCAB, architecture, open_native, random_weights
 
 SECRET = b"the server's secret"
-MAX_CONTEXT = 320
-SHARED_TOKENS = 32
+MAX_CONTEXT = 288
+STEP_TOKENS = 64
+MAX_RUNNING = 6
+TENANTS = ("acme", "beta", "core")
 
 
 class ConstantCost(CostModel):
-    """Says for ever that computing takes long: nothing is learned of the tiny model's real speed.
-
-    `token_s` seconds a token, so that a load's deadline is the tokens' number times that.
-    """
-
-    token_s = 1.0
-
-    def __init__(self, **shape: float) -> None:
-        super().__init__(**shape)  # type: ignore[arg-type]
+    """Says for ever that computing takes a second a token, so that loads always win and their
+    deadlines are far; learns nothing."""
 
     def prefill_s(self, uncached_tokens: int, cached_tokens: int, step_tokens: int = 256) -> float:
-        return self.token_s * max(0, uncached_tokens)
+        return float(max(0, uncached_tokens))
 
     def saving_s(self, start_token: int, block_tokens: int) -> float:
-        return self.token_s * block_tokens
+        return float(block_tokens)
 
     def observe_step(self, shape: StepShape, seconds: float) -> None:
-        pass
+        """The tiny model's real speed is no matter."""
 
     def observe_load(self, tier: str, blocks: int, seconds: float) -> None:
-        pass
+        """Nor are the tiers'."""
 
 
-@pytest.fixture
-def constant_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines made in this test go by `ConstantCost`."""
+def use_constant_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines opened from now on go by `ConstantCost`."""
     monkeypatch.setattr(caching, "CostModel", ConstantCost)
     monkeypatch.setattr(caching, "calibrate", lambda *_, **__: None)
 
 
-def open_executor(
-    kind: str, *, blocks: int, block_tokens: int = 16, arch: Architecture | None = None
-) -> Executor:
-    """A tiny random model in float32 on the `native` or the `torch` executor."""
-    arch = arch or architecture()
-    if kind == "native":
+def open_executor(kind: str, blocks: int, block_tokens: int = 16, seed: int = 0) -> Executor:
+    """A tiny random model in float32 on the `native` or the `torch` executor; skips the test where
+    there is no native one."""
+    arch = architecture()
+    weights = random_weights(arch, seed)
+    if kind == "torch":
+        return TorchExecutor(
+            build_program(arch),
+            weights,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            blocks=blocks,
+            block_tokens=block_tokens,
+        )
+    try:
+        if seed:
+            from engine.executors.native import NativeExecutor
+
+            return NativeExecutor(
+                build_program(arch),
+                weights,
+                dtype=torch.float32,
+                blocks=blocks,
+                block_tokens=block_tokens,
+                threads=1,
+                max_tokens=STEP_TOKENS,
+            )
         return open_native(
             arch, blocks=blocks, block_tokens=block_tokens, threads=1, max_tokens=STEP_TOKENS
         )
-    import torch
-
-    return TorchExecutor(
-        build_program(arch),
-        random_weights(arch),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        blocks=blocks,
-        block_tokens=block_tokens,
-    )
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
 
 
-STEP_TOKENS = 64
-
-
-@dataclass
 class Recorder(Collector):
     """A collector that also keeps what each request says of the cache."""
 
-    cached: dict[str, int] = field(default_factory=dict)
-
     def __init__(self) -> None:
         super().__init__()
-        self.uses: dict[str, object] = {}
+        self.uses: dict[str, CacheUse] = {}
 
     def __call__(self, report: StepReport) -> None:
         for output in report.outputs:
             if output.cache_use is not None:
-                assert output.request_id not in self.uses, "the cache's use is told twice"
+                assert output.request_id not in self.uses, "the use of the cache is told twice"
                 self.uses[output.request_id] = output.cache_use
         super().__call__(report)
 
 
 @dataclass
 class Stage:
-    """An engine, its cache and what came out."""
+    """An engine over its tiers, and what came out of it."""
 
     engine: Engine
     executor: Executor
     cache: TieredCache
-    out: Recorder
-    requests: dict[str, EngineRequest] = field(default_factory=dict)
+    tiers: Tiers
+    out: Recorder = field(default_factory=Recorder)
+    asked: dict[str, EngineRequest] = field(default_factory=dict)
+
+    def submit(self, each: EngineRequest) -> None:
+        self.asked[each.request_id] = each
+        self.engine.submit(each)
+
+    def run(self, requests: Iterable[EngineRequest]) -> None:
+        """Submit all at once, wait for all."""
+        names = []
+        for each in requests:
+            self.submit(each)
+            names.append(each.request_id)
+        self.out.wait(names)
+
+    def run_one(self, each: EngineRequest) -> CacheUse:
+        self.run([each])
+        return self.out.uses[each.request_id]
+
+    def wait_quiet(self, timeout_s: float = 20.0) -> None:
+        """Until no transfer is under way."""
+        deadline = time.monotonic() + timeout_s
+        while not self.engine.call(lambda: self.cache.quiet):
+            assert time.monotonic() < deadline, f"{self.tiers.in_flight} transfers do not end"
+            time.sleep(0.005)
+
+    def tier(self, tier: Tier) -> TierStats:
+        return next(each for each in self.engine.cache_stats().tiers if each.tier is tier)
+
+    def drop(self, device_from: int | None, dram_from: int | None, prompt: EngineRequest) -> None:
+        """Take a prompt's blocks from these indexes on out of device and DRAM."""
+        keys = chain_of(prompt, self.executor.block_tokens)
+
+        def drop() -> None:
+            dram = self.tiers.dram
+            for index, key in enumerate(keys):
+                if device_from is not None and index >= device_from:
+                    page = self.tiers.device.find(key)
+                    if page is not None:
+                        self.tiers.device.drop(page)
+                if dram is not None and dram_from is not None and index >= dram_from:
+                    slot = dram.find(key)
+                    if slot is not None:
+                        dram.pool.drop(slot)
+
+        self.engine.call(drop)
+
+    def check(self) -> None:
+        """Everything is at rest, within its budget, and adds up."""
+        self.wait_quiet()
+        self.engine.check_integrity()
+        stats = self.engine.stats()
+        assert stats.running == stats.waiting == 0
+        tiers = {each.tier: each for each in self.engine.cache_stats().tiers}
+        for tier in (Tier.DEVICE, Tier.DRAM):
+            if tier in tiers:
+                each = tiers[tier]
+                assert each.held == 0, f"{tier} holds {each.held} blocks with nothing running"
+                assert each.free + each.cached == each.total
+        assert tiers[Tier.DEVICE].total == self.executor.pages.shape[0]
+        self._check_counts(tiers)
+
+    def _check_counts(self, tiers: Mapping[Tier, TierStats]) -> None:
+        block_tokens = self.executor.block_tokens
+        told: dict[Tier, int] = dict.fromkeys(Tier, 0)
+        blocks_told = readable_told = readable_most = cached_told = 0
+        for name, each in self.asked.items():
+            outcome, use = self.out.outcomes[name], self.out.uses.get(name)
+            readable = 0
+            if each.read_cache and each.chain_root is not None:
+                readable = (len(each.prompt_token_ids) - 1) // block_tokens
+            readable_most += readable
+            cached_told += outcome.cached_tokens
+            assert outcome.cached_tokens <= max(0, len(each.prompt_token_ids) - 1)
+            assert outcome.cached_tokens <= readable * block_tokens
+            if use is None:  # it may have started and been aborted before its first token
+                assert outcome.finish is not FinishReason.LENGTH
+                continue
+            assert use.cached_tokens == outcome.cached_tokens
+            told[Tier.DEVICE] += use.device_tokens
+            told[Tier.DRAM] += use.dram_tokens
+            told[Tier.REDIS] += use.redis_tokens
+            readable_told += readable
+            blocks = -(-len(each.prompt_token_ids) // block_tokens)
+            assert sum(run.blocks for run in use.runs) == blocks, "runs do not cover the prompt"
+            position = 0
+            for run in use.runs:
+                assert run.first == position
+                position += run.blocks
+                assert (run.tier is None) == (run.miss is not None)
+            hit = sum(run.blocks for run in use.runs if run.tier is not None)
+            assert hit * block_tokens == use.cached_tokens
+            blocks_told += hit
+        hits = {tier: tiers[tier].hits if tier in tiers else 0 for tier in Tier}
+        assert sum(hits.values()) * block_tokens == cached_told
+        for tier in Tier:
+            assert hits[tier] * block_tokens >= told[tier]
+        missed = sum(tiers[Tier.DEVICE].misses.values())
+        assert readable_told <= sum(hits.values()) + missed <= readable_most
+
+
+@contextmanager
+def running_stage(
+    kind: str,
+    store: RedisStore | None = None,
+    *,
+    blocks: int = 48,
+    block_tokens: int = 16,
+    dram_blocks: int = 96,
+    write_through: bool = False,
+    model: int = 0,
+    wrap: Callable[[Executor], Executor] | None = None,
+) -> Iterator[Stage]:
+    """A started engine; closed in the end. `model` seeds the weights and is part of the identity;
+    `wrap` puts something around the executor."""
+    executor = open_executor(kind, blocks, block_tokens, model)
+    if wrap is not None:
+        executor = wrap(executor)
+    identity = CacheIdentity(
+        weights=f"weights {model}",
+        adapter="",
+        kv_dtype="float32",
+        layout=executor.kv_layout,
+        block_tokens=block_tokens,
+        topology="tp1",
+    )
+    options = CacheOptions(
+        dram_bytes=dram_blocks * (int(executor.pages.shape[1]) + 1024),
+        redis=store,
+        sealer=store.sealer() if store is not None else None,
+        write_through=write_through,
+        ahead_tokens=4 * block_tokens,
+        max_context=MAX_CONTEXT,
+    )
+    opened: list[TieredCache] = []
+    opener = tiers_opener(10_000, identity, options, step_tokens=STEP_TOKENS)
+
+    def open_cache(executor: Executor, wake: Callable[[], None]) -> TieredCache:
+        opened.append(opener(executor, wake))
+        return opened[0]
+
+    out = Recorder()
+    engine = Engine(
+        executor,
+        frozenset(),
+        EngineOptions(MAX_CONTEXT, MAX_RUNNING, STEP_TOKENS, prompt_logprob_tokens=32),
+        out,
+        open_cache,
+    )
+    tiers = opened[0]._tiers  # what is under test is their content, which nobody else may touch
+    engine.start()
+    try:
+        yield Stage(engine, executor, opened[0], tiers, out)
+    finally:
+        engine.close()
+
+
+class ColdRuns:
+    """What requests say when each runs alone on an engine that has never seen anything."""
+
+    def __init__(self) -> None:
+        self._engines: dict[tuple[str, int, int], tuple[Engine, Collector]] = {}
+        self._known: dict[tuple[object, ...], Outcome] = {}
+
+    def of(self, each: EngineRequest, kind: str, block_tokens: int = 16, model: int = 0) -> Outcome:
+        where = (kind, block_tokens, model)
+        what = (where, tuple(each.prompt_token_ids), repr(each.params))
+        if what not in self._known:
+            engine, out = self._engine(*where)
+            name = f"cold {len(self._known)}"
+            engine.submit(
+                replace(each, request_id=name, chain_root=None, shared=None, retention=())
+            )
+            out.wait([name])
+            assert out.outcomes[name].cached_tokens == 0
+            self._known[what] = out.outcomes[name]
+        return self._known[what]
+
+    def check(self, stage: Stage, kind: str, block_tokens: int = 16, model: int = 0) -> None:
+        """Everything that came out of the stage is what it would have been alone: all of it, or
+        the beginning where it was aborted."""
+        for name, each in stage.asked.items():
+            got, cold = stage.out.outcomes[name], self.of(each, kind, block_tokens, model)
+            count = len(got.token_ids)
+            if got.finish is not FinishReason.ABORT:
+                assert (got.finish, got.error) == (cold.finish, None), (name, got.error)
+                assert count == len(cold.token_ids), name
+            assert got.token_ids == cold.token_ids[:count], name
+            assert got.finish is FinishReason.ABORT or (got.prompt_logprobs is None) == (
+                cold.prompt_logprobs is None
+            )
+            pairs = list(zip(got.logprobs, cold.logprobs, strict=False))
+            if got.prompt_logprobs is not None and cold.prompt_logprobs is not None:
+                pairs += zip(got.prompt_logprobs, cold.prompt_logprobs, strict=True)
+            for warm, expected in pairs:
+                if kind == "native":  # its rows do not depend on what else is in the step
+                    assert warm == expected, name
+                else:
+                    assert warm.logprob == pytest.approx(expected.logprob, abs=1e-4), name
+
+    def close(self) -> None:
+        for engine, _ in self._engines.values():
+            engine.close()
+
+    def _engine(self, kind: str, block_tokens: int, model: int) -> tuple[Engine, Collector]:
+        where = (kind, block_tokens, model)
+        if where not in self._engines:
+            out = Collector()
+            engine = Engine(
+                open_executor(kind, 48, block_tokens, model),
+                frozenset(),
+                EngineOptions(MAX_CONTEXT, MAX_RUNNING, STEP_TOKENS, prompt_logprob_tokens=32),
+                out,
+            )
+            engine.start()
+            self._engines[where] = (engine, out)
+        return self._engines[where]
+
+
+def ask(
+    name: str,
+    prompt: Sequence[int],
+    max_tokens: int = 4,
+    *,
+    tenant: str = TENANTS[0],
+    user: str | None = None,
+    shared_tokens: int = 0,
+    priority: int = 0,
+    **params: object,
+) -> EngineRequest:
+    """A request of a tenant's; greedy, with log-probabilities, unless `params` say otherwise. Its
+    first `shared_tokens` tokens are everybody's."""
+    plain = request(name, list(prompt), max_tokens, priority=priority, **{"logprobs": 1, **params})
+    shared = None
+    if shared_tokens:
+        shared = SharedPrefix(shared_root(SECRET, "tokenizer"), shared_tokens)
+    return replace(
+        plain,
+        chain_root=chain_root(SECRET, tenant, user or "", "tokenizer"),
+        owner=owner_of(tenant, user),
+        shared=shared,
+    )
+
+
+def owner_of(tenant: str, user: str | None = None) -> Owner:
+    return owner_tags(SECRET, tenant, user)
+
+
+def tokens(seed: object, count: int) -> list[int]:
+    """Random token ids of the tiny models' vocabulary."""
+    draw = random.Random(f"{seed}")
+    return [draw.randrange(VOCAB) for _ in range(count)]
+
+
+def chain_of(each: EngineRequest, block_tokens: int):
+    """The keys of a prompt's full blocks."""
+    from engine.sequence import Sequence as EngineSequence
+
+    return EngineSequence(each, 0).block_keys(block_tokens, len(each.prompt_token_ids))
+
+
+@dataclass
+class Traffic:
+    """Random requests of three tenants, made of few parts, so that they share prefixes of many
+    lengths; a part of them is aborted."""
+
+    seed: int
+    block_tokens: int
+    abort_share: float = 0.3
+    most_tokens: int = 12
+
+    def __post_init__(self) -> None:
+        draw = self.draw = random.Random(self.seed)
+        edge = self.block_tokens
+        lengths = [edge - 1, edge, edge + 1, 2 * edge, 2 * edge + 3, 3 * edge]
+        self._parts = [tokens((self.seed, index), draw.choice(lengths)) for index in range(7)]
+        self._shared = tokens((self.seed, "shared"), 32)
+        self._count = 0
+
+    def next(self) -> EngineRequest:
+        draw, edge = self.draw, self.block_tokens
+        self._count += 1
+        prompt: list[int] = []
+        shared_tokens = 0
+        if draw.random() < 0.3:
+            prompt += self._shared
+            shared_tokens = len(self._shared)
+        for _ in range(draw.randint(1, 4)):
+            prompt += draw.choice(self._parts)
+        if draw.random() < 0.4:
+            prompt = prompt[: max(1, len(prompt) // edge * edge + draw.choice([-1, 0, 1]))]
+        prompt = prompt[: MAX_CONTEXT - self.most_tokens - edge] or [1]
+        shared_tokens = shared_tokens if len(prompt) >= shared_tokens else 0
+        params: dict[str, object] = {}
+        if draw.random() < 0.15:
+            params["prompt_logprobs"] = draw.choice([0, 2])
+        if draw.random() < 0.3:
+            params |= {"temperature": 0.8, "seed": draw.randrange(1000)}
+        tenant = draw.choice(TENANTS)
+        return ask(
+            f"{self.seed}-{self._count}",
+            prompt,
+            draw.randint(1, self.most_tokens),
+            tenant=tenant,
+            user=draw.choice([None, "u", "v"]) if tenant == TENANTS[2] else None,
+            shared_tokens=shared_tokens,
+            priority=draw.choice([0, 0, 1]),
+            **params,
+        )
+
+    def send(self, stage: Stage, count: int, threads: int = 4, pause_s: float = 0.004) -> None:
+        """Submit from several threads at random times, abort some, wait for all."""
+        plans: list[list[tuple[EngineRequest, float, int | None]]] = [[] for _ in range(threads)]
+        names = []
+        for index in range(count):
+            each = self.next()
+            stage.asked[each.request_id] = each
+            names.append(each.request_id)
+            abort_at = None
+            if self.draw.random() < self.abort_share:
+                abort_at = self.draw.choice([0, 0, 1, 3])
+            plans[index % threads].append((each, self.draw.random() * pause_s, abort_at))
+        failures: list[BaseException] = []
+
+        def client(plan: list[tuple[EngineRequest, float, int | None]]) -> None:
+            try:
+                for each, wait_s, abort_at in plan:
+                    time.sleep(wait_s)
+                    stage.engine.submit(each)
+                    if abort_at is None:
+                        continue
+                    if abort_at == 0:
+                        time.sleep(wait_s / 2)
+                    else:
+                        stage.out.wait_tokens(
+                            each.request_id, min(abort_at, each.params.max_tokens)
+                        )
+                    stage.engine.abort(each.request_id)
+            except BaseException as failure:
+                failures.append(failure)
+
+        clients = [threading.Thread(target=client, args=(plan,)) for plan in plans]
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join()
+        assert not failures, failures
+        stage.out.wait(names)
+
+
+def misses_of(use: CacheUse) -> set[Miss | None]:
+    """The reasons in a prompt's runs."""
+    return {run.miss for run in use.runs if run.tier is None}
+
+
+class Held:
+    """Something whose calls of the given names wait until they are released; others go through."""
+
+    def __init__(self, real: Any, *names: str) -> None:
+        self._real = real
+        self._names = names
+        self._waiting: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        if name not in self._names:
+            return real
+
+        def later(*args: Any) -> bool:
+            with self._lock:
+                if name in self._names:
+                    self._waiting.append(lambda: real(*args))
+                    return True
+            return bool(real(*args))
+
+        return later
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    def release(self) -> None:
+        """Let go of what waits, and hold nothing any more."""
+        with self._lock:
+            self._names = ()
+            waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+
+    def close(self) -> None:
+        self.release()
+        self._real.close()
+
+
+def hold(stage: Stage, step: str) -> Held:
+    """From now on every "probe", "fetch" or "store" of Redis, or "upload" or "download" of the
+    copier, waits."""
+
+    def put() -> Held:
+        tiers = stage.tiers
+        if step in ("upload", "download"):
+            assert tiers.dram is not None
+            held = Held(tiers.dram.copier, step)
+            tiers.dram.copier = held  # type: ignore[assignment]  # stands in for it
+        else:
+            held = Held(tiers.redis, step)
+            tiers.redis = held  # type: ignore[assignment]  # stands in for it
+        return held
+
+    return stage.engine.call(put)
