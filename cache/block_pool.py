@@ -77,6 +77,11 @@ class BlockPool:
         """Tell the time, on any clock that does not go back; kept blocks expire by it."""
         self._line.set_time(now_s)
 
+    def may_stay(self, tenant: bytes) -> bool:
+        """Whether any block of this tenant can stay when nobody holds it: its quota is not 0."""
+        own = self._line.tenants.get(tenant)
+        return own is None or own.share.quota != 0
+
     def available(self, tenant: bytes = NOBODY.tenant) -> int:
         """How many blocks `take` could hand out now to this tenant."""
         own = self._line.tenants.get(tenant)

@@ -39,6 +39,11 @@ class Demotion:
         self._dram_looked_at = (-1, -1)
 
     @property
+    def copying(self) -> bool:
+        """Whether copies to DRAM are under way."""
+        return bool(self._copying)
+
+    @property
     def writes_through(self) -> bool:
         """Whether blocks come down when their sequence is done, not when they are pushed out."""
         return self._through
@@ -80,6 +85,9 @@ class Demotion:
                     self.store([slot], for_s)
                 continue
             tenant = key.owner.tenant
+            if not then_store and not dram.pool.may_stay(tenant):
+                tiers.counters[Tier.DRAM].dropped["quota"] += 1
+                continue
             if not dram.pool.available(tenant) or self._slots_for_writes(then_store) < 1:
                 tiers.counters[Tier.DRAM].dropped["no_room"] += 1
                 continue
@@ -111,9 +119,12 @@ class Demotion:
             self._send(batch[start : start + BLOCKS_AT_ONCE], life_s)
 
     def store_pages(self, pages: Sequence[int]) -> None:
-        """Write published pages to Redis, through DRAM, if they are not known to be there."""
-        tiers = self._tiers
+        """Write published pages to Redis, through DRAM, if they are not known to be there. While
+        there is no Redis they get as far as DRAM."""
+        tiers, dram = self._tiers, self._tiers.dram
         if not tiers.redis_up:
+            if dram is not None and dram.keeps:
+                self.copy_down(pages)
             return
         wanted = []
         for page in pages:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from cache.block import BlockKey, Tier
 from cache.redis_store import Fetched, Probe
 from cache.report import Miss
 from cache.tiers import Tiers
-from policies.tiering import choose_load, load_deadline_s, probe_is_worth
+from policies.tiering import SecondLook, choose_load, load_deadline_s, probe_is_worth
 
 _LANDING_SHARE = 0.5
 """Of the DRAM slots, at most so many are held for prompts that wait; the others stay evictable."""
+_LATE_IN_A_ROW = 2
+"""After so many loads that ran out of time, Redis is too slow to load from until one is in time."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,6 +72,9 @@ class Promotion:
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
         self._landing_slots = 0
+        self._ask_again = SecondLook()
+        self._load_again = SecondLook()
+        self._late_loads = 0  # since one was whole
         self._incoming: dict[bytes, list[Lookup]] = {}  # being fetched: link -> who waits for it
 
     def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
@@ -160,7 +166,8 @@ class Promotion:
         if self._waits_for_another(lookup, [lookup.keys[unknown[0]]]):
             return
         start_token = unknown[0] * tiers.block_tokens
-        if not probe_is_worth(len(unknown), tiers.block_tokens, start_token, tiers.cost):
+        worth = probe_is_worth(len(unknown), tiers.block_tokens, start_token, tiers.cost)
+        if not worth and not self._ask_again.due(time.monotonic()):
             return
         self._hold(lookup, sorted(set(missing).difference(unknown)))
         lookup.begin()
@@ -250,13 +257,18 @@ class Promotion:
                 runs[-1] = (tier, runs[-1][1] + 1)
             else:
                 runs.append((tier, 1))
+        tried = runs
+        if self._late_loads >= _LATE_IN_A_ROW and not self._load_again.due(time.monotonic()):
+            tried = list(takewhile(lambda run: run[0] == "dram", runs))
         kept = choose_load(
-            runs,
+            tried,
             start_block=first,
             block_tokens=tiers.block_tokens,
             prompt_tokens=lookup.prompt_tokens,
             cost=tiers.cost,
         )
+        if tried[kept:] and self._load_again.due(time.monotonic()):
+            kept = len(runs)
         end = first + sum(blocks for _, blocks in runs[:kept])
         slower = [index for index in sorted(present) if index >= end]
         reach = first + sum(blocks for _, blocks in runs)
@@ -321,7 +333,10 @@ class Promotion:
         counters = tiers.counters[Tier.REDIS]
         counters.loads += loaded
         counters.load_s += fetched.seconds
-        if loaded == len(wanted):
+        if Miss.LATE in fetched.outcomes:
+            self._late_loads += 1
+        elif loaded == len(wanted):
+            self._late_loads = 0
             tiers.cost.observe_load("redis", loaded, fetched.seconds)
         lookup.settle()
         if lookup.closed:
@@ -349,6 +364,7 @@ class Promotion:
                 self._search(waiter)
             for key, outcome in silent:
                 index = key.start // self._tiers.block_tokens
-                if outcome is not None and waiter.keys[index : index + 1] == [key]:
+                asked = index < len(waiter.keys) and waiter.keys[index] == key
+                if asked and outcome is not None:
                     waiter.misses[index] = outcome
                     self._tiers.count_misses(Tier.REDIS, outcome)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 
 from cache.block import NOBODY, BlockKey, Retention, Tier
 from cache.block_pool import BlockPool, Share
@@ -58,6 +59,11 @@ class TieredCache:
         """Whether no transfer holds pages or slots."""
         return not self._tiers.in_flight and not self._tiers.mail
 
+    @property
+    def copies_down(self) -> bool:
+        """Whether copies to a lower tier hold pages that nobody else may be using."""
+        return self._demotion.copying
+
     def settle(self) -> None:
         """Take in what other threads have finished."""
         self._tiers.mail.deliver()
@@ -99,7 +105,17 @@ class TieredCache:
         for wish in retention:
             if end <= wish.tokens:
                 until_s = max(until_s, time.monotonic() + wish.seconds)
-        tiers.device.publish(page, key, saving_s=tiers.saving_s(key), keep_until_s=until_s)
+        hits = 0
+        twin = tiers.device.find(key)
+        if twin is not None and twin != page and tiers.device.evictable_among([twin]):
+            # Computed once more by who does not read the cache. The twin would be pinned below what
+            # this sequence publishes next, and held by nobody take the room that it needs.
+            hits = tiers.device.hits_of(twin)
+            until_s = max(until_s, tiers.device.keep_until_of(twin))
+            tiers.device.drop(twin)
+        tiers.device.publish(
+            page, key, saving_s=tiers.saving_s(key), hits=hits, keep_until_s=until_s
+        )
 
     def use(
         self,
@@ -264,9 +280,9 @@ class TieredCache:
     def close(self) -> None:
         """Wait for transfers that touch pages; nothing is taken in any more."""
         if self._tiers.dram is not None:
-            self._tiers.dram.copier.close()
-            self._tiers.mail.deliver()
-            self._tiers.dram.arena.close()
+            with closing(self._tiers.dram.arena):
+                self._tiers.dram.copier.close()
+                self._tiers.mail.deliver()
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every tier's books agree."""

@@ -90,8 +90,9 @@ class Tiers:
         self.block_tokens = block_tokens
         self.block_bytes = block_bytes
         self.mail = Mailbox(wake)
-        self.device_worth = WriteWorth()
-        self.dram_worth = WriteWorth()
+        below = dram.capacity if dram is not None else 0
+        self.device_worth = WriteWorth.over(below)
+        self.dram_worth = WriteWorth.over(below)
         self.counters = {tier: TierCounters() for tier in Tier}
         self.in_flight = 0
         """Transfers of any kind that still hold pages or slots."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -143,7 +144,9 @@ class Engine:
         """A snapshot; exact between steps, at most one step old otherwise."""
         counts = self._scheduler.pool.counts()
         return EngineStats(
-            waiting=len(self._scheduler.waiting) + len(self._submitted),
+            waiting=len(self._scheduler.waiting)
+            + len(self._scheduler.loading)
+            + len(self._submitted),
             running=len(self._scheduler.running),
             pages_free=counts.free,
             pages_cached=counts.cached,
@@ -203,11 +206,11 @@ class Engine:
         Device floors are cut, all alike, where they would leave no room for the longest sequence.
         """
         floors = sum(share.floor for share in device.values())
-        room = int(self._executor.pages.shape[0]) - self._longest_blocks - 1
+        room = max(0, int(self._executor.pages.shape[0]) - self._longest_blocks - 1)
         if floors > room:
             _log.warning("device floors of %d blocks do not fit beside a sequence: cut", floors)
             device = {
-                tenant: replace(share, floor=share.floor * max(room, 0) // floors)
+                tenant: replace(share, floor=share.floor * room // floors)
                 for tenant, share in device.items()
             }
         self.call(lambda: self._cache.set_shares(device, dram, redis))
@@ -225,12 +228,11 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        if self._thread.ident is not None:
-            self._thread.join()
-            if not self._crashed:
-                self._cache.save(_SAVE_S)
-        self._cache.close()
-        self._executor.close()
+        with closing(self._executor), closing(self._cache):
+            if self._thread.ident is not None:
+                self._thread.join()
+                if not self._crashed:
+                    self._cache.save(_SAVE_S)
 
     def _run(self) -> None:
         try:
@@ -312,12 +314,12 @@ class Engine:
             return _last_words(request.request_id, FinishReason.ERROR, 0, problem)
         try:
             sequence = Sequence(request, self._arrivals)
+            self._scheduler.add(sequence)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
             _log.exception("request %s cannot be taken in", request.request_id)
             return _last_words(request.request_id, FinishReason.ERROR, 0, type(error).__name__)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._scheduler.add(sequence)
         return None
 
     def _problem_of(self, request: EngineRequest) -> str | None:

@@ -62,9 +62,9 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in line by its rank, and have its prompt searched for in every tier."""
-        keys = self._readable_keys(sequence)
-        if keys and sequence.lookup is None:
-            tenant = sequence.request.owner.tenant
+        request = sequence.request
+        if sequence.lookup is None and request.read_cache and request.chain_root is not None:
+            keys, tenant = self._readable_keys(sequence), request.owner.tenant
             sequence.lookup = self._cache.look_up(keys, tenant, sequence.prompt_tokens)
         insort(self.waiting, sequence, key=lambda waiting: waiting.rank)
 
@@ -74,13 +74,18 @@ class Scheduler:
         The sum of tokens is at most the step budget. Empty only if nothing can run.
         """
         preempted_before = self.preemptions
+        short_of_pages = False
         shares = share_budget(self._step_tokens, [self._wanted(s) for s in self.running])
         chunks: list[Chunk] = []
         for sequence, share in zip(list(self.running), shares, strict=True):
+            if not share or sequence.slot is None:
+                continue
             # victims are the least urgent, hence at or after this one: chunks so far stay valid
-            if share and sequence.slot is not None and self._make_room(sequence, share):
+            if self._make_room(sequence, share):
                 chunks.append(Chunk(sequence, share))
-        if self.preemptions == preempted_before:
+            else:
+                short_of_pages = True
+        if not short_of_pages and self.preemptions == preempted_before:
             self._admit(chunks, self._step_tokens - sum(chunk.tokens for chunk in chunks))
         return chunks
 
@@ -222,10 +227,16 @@ class Scheduler:
         return wanted
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence pages for `tokens` more; preempts others, or itself (then False)."""
+        """Give the sequence pages for `tokens` more; preempts others for it.
+
+        False if that is not enough: then it waits for pages that transfers hold, or, if there are
+        none, is preempted itself.
+        """
         needed = -(-(sequence.computed + tokens) // self._block_tokens) - len(sequence.pages)
         while needed > self._available(sequence):
             victim = self.running[pick_victim([running.rank for running in self.running])]
+            if victim is sequence and (self.loading or self._cache.copies_down):
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False

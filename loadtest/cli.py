@@ -7,6 +7,7 @@ Exit codes: 0 every request was answered whole, 1 some were not or a server coul
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -161,7 +162,8 @@ def soak(
 
 
 def main() -> None:
-    """The command."""
+    """The command. SIGTERM ends it like Ctrl-C: the servers that it started end with it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="python -m loadtest")
 
 

@@ -12,8 +12,10 @@ _PROBE_ROUND_TRIPS = 10
 delays a prompt by at most a tenth."""
 _LEAST_DEADLINE_S = 0.005
 
-_PRIOR_BLOCKS = 2.0
 _PENDING = 0.5
+_BLOCKS_PER_PRIOR = 180
+"""Where moving a block takes a fiftieth of computing it, writing on trust then goes on for about a
+third of the lower tier."""
 _EXPLORE_EVERY = 256
 
 
@@ -66,6 +68,26 @@ def load_deadline_s(start_token: int, tokens: int, cost: CostModel) -> float:
     return max(_LEAST_DEADLINE_S, cost.prefill_s(tokens, start_token))
 
 
+class SecondLook:
+    """When to do all the same what was judged to be too slow: without it, an estimate from bad
+    times would keep anyone from finding out that they are over. One in `every_s` seconds is little
+    to lose where the judgement was right.
+    """
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self._every_s = every_s
+        self._last_s: float | None = None
+
+    def due(self, now_s: float) -> bool:
+        """Whether this one is to be done all the same; the first judgement stands."""
+        if self._last_s is None:
+            self._last_s = now_s
+        if now_s - self._last_s < self._every_s:
+            return False
+        self._last_s = now_s
+        return True
+
+
 class WriteWorth:
     """Whether a block that leaves a tier is worth a copy one tier down.
 
@@ -80,24 +102,38 @@ class WriteWorth:
     written is, so that it cannot hang on a memory that is too short.
     """
 
-    def __init__(self, *, prior: float = 0.5, half_life_blocks: int = 1000) -> None:
-        """`prior`: the chance of reuse to begin with, worth two outcomes. After `half_life_blocks`
-        more blocks an outcome counts half."""
+    def __init__(
+        self, *, prior: float = 0.5, prior_blocks: float = 2.0, half_life_blocks: int = 1000
+    ) -> None:
+        """`prior`: the chance of reuse to begin with, worth `prior_blocks` outcomes. After
+        `half_life_blocks` more blocks an outcome counts half."""
         if not 0 < prior < 1:
             raise ValueError(f"prior must be between 0 and 1, not {prior}")
         if half_life_blocks < 1:
             raise ValueError(f"half_life_blocks must be at least 1, not {half_life_blocks}")
+        if prior_blocks <= 0:
+            raise ValueError(f"prior_blocks must be positive, not {prior_blocks}")
         self._prior = prior
+        self._prior_blocks = prior_blocks
         self._log_decay = math.log(0.5) / half_life_blocks
         self._reused = 0.0
         self._lost = 0.0
         self._refused = 0
 
+    @classmethod
+    def over(cls, capacity_blocks: int) -> WriteWorth:
+        """For a lower tier of so many blocks: before there is any evidence, a good part of it is
+        filled on trust, so that the first round of a working set that fits is not thrown away."""
+        return cls(
+            prior_blocks=max(2.0, capacity_blocks / _BLOCKS_PER_PRIOR),
+            half_life_blocks=max(1000, capacity_blocks // 3),
+        )
+
     @property
     def p_reuse(self) -> float:
         """The chance that a block is asked for again after it was pushed out."""
-        reused = self._prior * _PRIOR_BLOCKS + self._reused
-        return reused / (_PRIOR_BLOCKS + self._reused + self._lost)
+        reused = self._prior * self._prior_blocks + self._reused
+        return reused / (self._prior_blocks + self._reused + self._lost)
 
     def pushed_out(self, n: int = 1) -> None:
         """Blocks left the tier, written down or not. Each is then counted once more, by one of the

@@ -73,9 +73,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def on_redis(
-    tmp_path_factory: pytest.TempPathFactory, valkey: Valkey
-) -> Iterator[GatewayProcess]:
+def on_redis(tmp_path_factory: pytest.TempPathFactory, valkey: Valkey) -> Iterator[GatewayProcess]:
     """Ready; the bundled model `m` in float32 with a pool of 816 tokens, over DRAM and a Redis that
     the tests can look into, where blocks live ten minutes if nobody asks for more."""
     config = f"""

@@ -177,9 +177,10 @@ def eventually(
     condition: Callable[[], object],
     timeout_s: float,
     explain: Callable[[], str] = lambda: "",
+    every_s: float = 0.02,
 ) -> None:
-    """Ask every 20 ms until the condition holds; fails after `timeout_s`."""
+    """Ask again and again until the condition holds; fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {explain()}"
-        time.sleep(0.02)
+        time.sleep(every_s)

@@ -41,6 +41,7 @@ ENVIRON = {f"KEY_{name.upper()}": key for name, key in KEYS.items()} | {
     "FOREBAY_ADMIN_KEY": OPERATOR_KEY,
     "FOREBAY_SECRET": SECRET,
 }
+MANUAL = {"messages": [{"role": "user", "content": prose("manual", 250)}], "ttl": "1h"}
 
 
 def config(valkey: Valkey) -> str:
@@ -127,6 +128,8 @@ def first(directory: Path, valkey: Valkey) -> Iterator[Running]:
         for user in ("bc", "stays"):
             assert total(run.ask("a", f"of {user}", user=user)) <= PREAMBLE
         assert total(run.ask_by_the_rules("acme", "Go on.")) <= PREAMBLE
+        made = run["acme"].post("/v1/caches", {"name": "manual", "model": "m", **MANUAL})
+        assert made.status_code == 201, made.text
         yield run
 
 
@@ -143,7 +146,7 @@ def second(directory: Path, first: Running) -> Iterator[Running]:
         lines = answer.iter_lines()
         next(lines)
         first.erase("gone/cache")
-        first.erase("a/users/bc/cache")
+        assert "removed" in first.command("erase", "a", "--user", "bc")
         first.gateway.send(signal.SIGTERM)
         assert list(lines)[-2] == "data: [DONE]"
     assert first.gateway.exit_code() == 0
@@ -248,6 +251,12 @@ def test_from_redis_no_tenant_hits_anothers(second: Running) -> None:
 def test_from_redis_a_declared_prefix_is_shared(second: Running) -> None:
     assert cached(second.ask_by_the_rules("ab", "Go on.", user="new"))["redis"] >= 200
     assert total(second.ask_by_the_rules("ac", "And on.")) >= 200
+
+
+def test_a_name_outlives_a_restart_with_what_it_stands_for(second: Running) -> None:
+    body = {**chat("In a word?", max_tokens=2), "cached_content": "manual"}
+    assert cached(second["acme"].post(CHAT, body))["redis"] >= 200
+    assert second["ac"].post(CHAT, body).status_code == 404
 
 
 def test_after_a_restart_the_erased_is_still_gone(second: Running) -> None:

@@ -7,6 +7,7 @@ template; `tiny_gguf(checkpoint, path)` writes the same weights as a GGUF file.
 from __future__ import annotations
 
 import copy
+import sys
 import json
 from pathlib import Path
 
@@ -307,3 +308,7 @@ def _as_gguf(
         halves = tensor.numpy().reshape(heads, 2, tensor.shape[0] // heads // 2, -1)
         tensor = torch.from_numpy(np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape))
     return f"blk.{index}.{names[inner]}.{kind}", tensor
+
+
+if __name__ == "__main__":
+    tiny_checkpoint("llama", Path(sys.argv[1]))

@@ -10,13 +10,15 @@ import pytest
 
 from cache.block import Tier
 from cache.block_pool import Share
+from cache.report import Miss
 from tests.cache.redis_blocks import running_store
 from tests.cache.valkey import running_valkey
+from tests.engine.tier_traffic import ColdRuns, Traffic
 from tests.engine.tiered_engines import (
     MAX_CONTEXT,
     TENANTS,
-    ColdRuns,
-    Traffic,
+    ConstantCost,
+    FickleCost,
     ask,
     owner_of,
     running_stage,
@@ -115,6 +117,23 @@ def test_mixed_tiers_give_the_cold_text(kind, store, cold):
         cold.check(stage, kind)
 
 
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_preempted_sequences_go_on_with_the_cold_text(kind, store, cold):
+    start = tokens("start", 32)
+    with running_stage(kind, store, blocks=18, dram_blocks=24) as stage:
+        stage.run(ask(f"{i}", [*start, *tokens(i, 8 * i)], 90) for i in range(6))
+        assert stage.engine.stats().preemptions > 0
+        stage.check()
+        cold.check(stage, kind)
+
+
+def test_a_prompt_of_less_than_a_block_only_misses_its_last_token(cold):
+    with running_stage("torch") as stage:
+        uses = [stage.run_one(ask(name, tokens(name, 9))) for name in ("one", "two")]
+        assert [run.miss for use in uses for run in use.runs] == [Miss.LAST_TOKEN] * 2
+        stage.check()
+
+
 CASES = [
     # kind, block_tokens, blocks, dram_blocks, write_through, encrypt
     ("native", 16, 24, 40, False, False),  # pages for little more than the longest sequence
@@ -149,9 +168,20 @@ def test_random_traffic_gives_the_cold_text_and_survives_a_restart(case, redis_u
     assert from_redis > 0
 
 
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_the_text_does_not_depend_on_what_is_decided(kind, store, cold, monkeypatch):
+    use_constant_cost(monkeypatch, FickleCost)
+    traffic = Traffic(seed=100, block_tokens=16)
+    for _ in range(2):
+        with running_stage(kind, store, blocks=24, dram_blocks=32) as stage:
+            traffic.send(stage, 40)
+            stage.check()
+            cold.check(stage, kind)
+
+
 @pytest.mark.skipif(not SOAK_S, reason="FOREBAY_SOAK_S is not set")
-def test_soak(valkey, cold):
-    """Random configurations, random traffic, now and then an erasure, a cleared Redis, a restart."""
+def test_soak(valkey, cold, monkeypatch):
+    """Random configurations and traffic; now and then an erasure, a cleared Redis, a restart."""
     until_s = time.monotonic() + SOAK_S
     seed = int(os.environ.get("FOREBAY_SOAK_SEED", "1000"))
     while time.monotonic() < until_s:
@@ -166,6 +196,7 @@ def test_soak(valkey, cold):
             "write_through": draw.random() < 0.4,
         }
         traffic = Traffic(seed, block_tokens, abort_share=draw.choice([0.0, 0.3]))
+        use_constant_cost(monkeypatch, draw.choice([ConstantCost, FickleCost]))
         print(seed, kind, options)  # noqa: T201  # where a failure happened
         with running_store(valkey.url, encrypt=draw.random() < 0.3) as store:
             for _ in range(draw.randint(1, 3)):

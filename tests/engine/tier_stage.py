@@ -89,8 +89,11 @@ class FakeRedis:
     late: bool = False
     ttl_s: float = 1e6
     sent: int = 0
+    asked: int = 0
 
     def probe(self, keys, done) -> None:
+        self.asked += 1
+
         def answer() -> None:
             if not self.up:
                 done(Probe(present=(), failed=Miss.TIER_DOWN))
@@ -120,7 +123,8 @@ class FakeRedis:
                 else:
                     buffer[:] = stored[1]
                     outcomes.append(None)
-            done(Fetched(outcomes=tuple(outcomes), seconds=1e-5))
+            seconds = deadline_s if Miss.LATE in outcomes else 1e-5
+            done(Fetched(outcomes=tuple(outcomes), seconds=seconds))
 
         self.queue.append(answer)
 

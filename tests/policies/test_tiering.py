@@ -8,7 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.cost import CostModel
-from policies.tiering import WriteWorth, choose_load, load_deadline_s, probe_is_worth
+from policies.tiering import (
+    SecondLook,
+    WriteWorth,
+    choose_load,
+    load_deadline_s,
+    probe_is_worth,
+)
 
 BLOCK = 16
 
@@ -228,3 +234,8 @@ def test_writing_follows_the_traffic():
     assert sum(tier.decisions[before + 300 :]) == len(tier.decisions) - before - 300
     turn_round()
     assert all(tier.decisions[-1024:])
+
+
+def test_a_second_look_comes_once_in_a_while():
+    look = SecondLook(every_s=5.0)
+    assert [second for second in range(100, 120) if look.due(float(second))] == [105, 110, 115]

@@ -1,0 +1,161 @@
+"""Tiers with too little room, and a Redis too slow for those who wait together."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cache.block import Tier
+from cache.block_pool import Share
+from cache.report import Miss
+from tests.cache.redis_blocks import running_store, until
+from tests.cache.valkey import running_valkey
+from tests.engine.tier_stage import TierStage
+from tests.engine.tiered_engines import (
+    MAX_CONTEXT,
+    ask,
+    hold,
+    owner_of,
+    running_stage,
+    tokens,
+    use_constant_cost,
+)
+
+LONGEST_BLOCKS = MAX_CONTEXT // 32
+
+
+def prompt(blocks: int) -> list[int]:
+    """Every one begins like the longer ones."""
+    return [*range(16 * blocks), 1000, 1001]
+
+
+def only_in_redis(stage: TierStage, blocks: int, *in_dram: int) -> None:
+    """The blocks of a prompt, but for those that DRAM has too."""
+    keys = stage.run("1", prompt(blocks)).block_keys(16, 16 * blocks)
+    stage.run("again", prompt(blocks))
+    for index, key in enumerate(keys):
+        stage.tiers.device.drop(stage.tiers.device.find(key))
+        if index not in in_dram:
+            stage.dram.pool.drop(stage.dram.pool.find(key))
+
+
+def test_one_late_load_is_late_for_all_who_wait_for_it():
+    stage = TierStage(pages=24, slots=48)
+    only_in_redis(stage, 4)
+    stage.redis.late = True
+    questions = []
+    probe, fetch = stage.redis.probe, stage.redis.fetch
+    stage.redis.probe = lambda *asked: (questions.append("probe"), probe(*asked))
+    stage.redis.fetch = lambda *asked: (questions.append("fetch"), fetch(*asked))
+    for name in "234":
+        stage.submit(name, prompt(4))
+    stage.finish()
+    assert sorted(questions) == ["fetch", "probe", "probe", "probe"]
+    assert stage.done["2"].cached_tokens == 0
+    assert stage.done["2"].cache_use.runs[0].miss is Miss.LATE
+    # they wait for the first one to compute what did not come
+    assert [stage.done[name].cached_tokens for name in "34"] == [64, 64]
+    assert stage.tiers.counters[Tier.REDIS].misses["late"] == 12
+    stage.check()
+
+
+def test_slots_held_for_a_prompt_that_searches_twice_are_given_back():
+    stage = TierStage(pages=24, slots=48, max_running=4)
+    only_in_redis(stage, 6, 2)
+    stage.submit("short", prompt(2))
+    stage.submit("long", prompt(6))  # holds what DRAM has while it asks for the rest
+    stage.finish()
+    assert [stage.done[name].cached_tokens for name in ("short", "long")] == [32, 96]
+    assert stage.dram.pool.counts().held == 0
+    stage.check()
+
+
+def test_a_block_that_landed_is_there_for_all_who_waited():
+    stage = TierStage(pages=24, slots=48, keeps=False)
+    keys = stage.run("1", prompt(4)).block_keys(16, 64)
+    stage.run("again", prompt(4))
+    for key in keys:
+        stage.tiers.device.drop(stage.tiers.device.find(key))
+    before = stage.tiers.counters[Tier.REDIS].loads
+    stage.submit("2", prompt(4))
+    stage.submit("3", [*prompt(4)[:64], 7])
+    stage.finish()
+    assert stage.tiers.counters[Tier.REDIS].loads - before == 4
+    assert stage.tiers.counters[Tier.DRAM].hits == 0
+    assert [stage.done[name].cached_tokens for name in "23"] == [64, 64]
+    assert stage.dram.pool.counts().free == 48
+    stage.check()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with running_valkey(tmp_path) as server, running_store(server.url) as store:
+        yield store
+
+
+@pytest.fixture
+def _loads_win(monkeypatch):
+    use_constant_cost(monkeypatch)
+
+
+@pytest.mark.usefixtures("_loads_win")
+class TestEngine:
+    def test_computing_a_cached_prompt_again_does_not_need_room_for_it_twice(self):
+        """The cached blocks would be pinned below those that follow them, unused; and a small quota
+        forgets whatever an attempt that is preempted leaves for the next one."""
+        whole = tokens("whole", 226)
+        with running_stage("torch", blocks=LONGEST_BLOCKS, block_tokens=32) as stage:
+            stage.engine.set_shares({owner_of("acme").tenant: Share(0, 3)}, {}, {})
+            stage.run_one(ask("begin", whole[:100]))
+            stage.run_one(ask("again", whole, 30, prompt_logprobs=0))
+            assert stage.engine.stats().preemptions == 0
+            stage.check()
+
+    def test_pages_that_a_copy_holds_are_waited_for(self):
+        with running_stage(
+            "torch", blocks=LONGEST_BLOCKS, block_tokens=32, write_through=True
+        ) as stage:
+            held = hold(stage, "download")
+            stage.run_one(ask("first", tokens("first", 128)))
+            until(lambda: held.waiting > 0)
+            stage.submit(ask("long", tokens("long", 64), 200))
+            stage.out.wait_tokens("long", 90)
+            time.sleep(0.2)
+            assert stage.out.outcomes["long"].finish is None
+            assert stage.engine.stats().running == 1
+            cpu_s = stage.engine.call(time.thread_time)
+            time.sleep(0.3)
+            assert stage.engine.call(time.thread_time) - cpu_s < 0.1
+            held.release()
+            stage.out.wait(["long"])
+            assert stage.engine.stats().preemptions == 0
+            stage.check()
+
+    def test_a_tenant_without_room_in_dram_is_not_copied_there(self):
+        with running_stage("torch", blocks=18, write_through=True) as stage:
+            stage.engine.set_shares({}, {owner_of("acme").tenant: Share(0, 0)}, {})
+            for index in range(4):
+                stage.run_one(ask(f"{index}", tokens(index, 100)))
+            stage.check()
+            dram = stage.tier(Tier.DRAM)
+            assert (dram.stores, dram.cached) == (0, 0)
+            assert dram.dropped["quota"] > 0
+
+    def test_floors_are_cut_where_the_pages_are_just_enough(self):
+        with running_stage("torch", blocks=LONGEST_BLOCKS, block_tokens=32) as stage:
+            for floor in (0, 4):
+                stage.engine.set_shares({owner_of("beta").tenant: Share(floor)}, {}, {})
+                stage.run_one(ask(f"b {floor}", tokens("b", 200), tenant="beta"))
+                stage.run_one(ask(f"a {floor}", tokens("a", 280), 8))
+            stage.check()
+
+    @pytest.mark.parametrize("dram_blocks", [0, 1, 8])
+    def test_stopping_saves_everything_however_small_dram_is(self, dram_blocks, store):
+        prompts = [tokens(index, 16 * 5 + 1) for index in range(8)]
+        with running_stage("torch", store, dram_blocks=dram_blocks) as stage:
+            for index, each in enumerate(prompts):
+                stage.run_one(ask(f"{index}", each))
+        with running_stage("torch", store, dram_blocks=64) as stage:
+            for index, each in enumerate(prompts):
+                assert stage.run_one(ask(f"{index}", each)).redis_tokens == 80
