@@ -7,8 +7,8 @@ template; `tiny_gguf(checkpoint, path)` writes the same weights as a GGUF file.
 from __future__ import annotations
 
 import copy
-import sys
 import json
+import sys
 from pathlib import Path
 
 import gguf
