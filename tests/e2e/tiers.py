@@ -81,9 +81,9 @@ def stored_values(valkey: Valkey, keys: list[bytes]) -> list[bytes]:
         return [value for value in client.mget(keys) if value is not None] if keys else []
 
 
-def lasting_keys(valkey: Valkey, seconds: float) -> set[bytes]:
+def lasting_keys(valkey: Valkey, seconds: float, tenant: str | None = None) -> set[bytes]:
     """The keys of stored blocks that have at least so much time left, but for a minute. What was
     stored for other reasons may come in at any time, and has less."""
-    keys = block_keys(valkey)
+    keys = block_keys(valkey, tenant)
     with valkey.client() as client:
         return {key for key in keys if client.ttl(key) > seconds - 60}

@@ -161,6 +161,30 @@ def test_erasure_reaches_what_is_under_way(step, valkey, store, cold):
         cold.check(stage, "native")
 
 
+def test_an_erasure_knows_the_requests_that_came_in_before_it(store):
+    acme = owner_of("acme")
+    with running_stage("native", store) as stage:
+        busy, go = threading.Event(), threading.Event()
+
+        def step():
+            busy.set()
+            go.wait(10)
+
+        long_step = threading.Thread(target=stage.engine.call, args=(step,))
+        long_step.start()
+        busy.wait(10)
+        stage.engine.submit(ask("came before", PROMPT))
+        erasure = threading.Thread(target=stage.engine.erase_cache, args=(acme.tenant, None))
+        erasure.start()
+        until(lambda: stage.engine._calls)
+        go.set()
+        erasure.join()
+        long_step.join()
+        stage.out.wait(["came before"])
+        assert stage.run_one(ask("later", PROMPT)).cached_tokens == 0
+        assert stage.run_one(ask("later still", PROMPT)).cached_tokens == 80
+
+
 class Mortal:
     """An executor whose `forward` ends the step loop when told to."""
 
