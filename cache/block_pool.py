@@ -46,10 +46,16 @@ class BlockPool:
 
     `on_evict(index, key)` is told of every block that loses its content to a `take` or a quota,
     while `key_of`, `hits_of` and `keep_until_of` still answer for it; it must not change the pool.
+    `keep_at_most` blocks can be kept at a time, None is all: beyond it whoever keeps most gives up
+    what of it would expire first.
     """
 
     def __init__(
-        self, blocks: int, *, on_evict: Callable[[int, BlockKey], None] | None = None
+        self,
+        blocks: int,
+        *,
+        keep_at_most: int | None = None,
+        on_evict: Callable[[int, BlockKey], None] | None = None,
     ) -> None:
         if blocks <= 0:
             raise ValueError(f"a pool needs at least one block, not {blocks}")
@@ -60,7 +66,7 @@ class BlockPool:
         self._published: list[Block | None] = [None] * blocks
         self._by_link: dict[bytes, Block] = {}
         self._cached = 0
-        self._line = EvictionLine(self._lose)
+        self._line = EvictionLine(self._lose, blocks if keep_at_most is None else keep_at_most)
 
     def set_shares(self, shares: Mapping[bytes, Share]) -> None:
         """Every tenant's bounds from now on; those not named have none.
@@ -188,7 +194,8 @@ class BlockPool:
             self._line.offer(tenant)
 
     def keep(self, indices: Iterable[int], until_s: float) -> None:
-        """Let each of `indices` that is published go after all others until then, at least."""
+        """Let each of `indices` that is published go after all others until then, at least, as far
+        as `keep_at_most` allows."""
         for index in indices:
             block = self._published[index]
             if block is not None:
@@ -318,10 +325,7 @@ class BlockPool:
 
     def _raise_worth(self, block: Block, hits: int, keep_until_s: float) -> None:
         block.hits = hits
-        block.keep_until_s = max(block.keep_until_s, keep_until_s)
-        if block in block.tenant.leaves:
-            self._line.line_up(block)
-            self._line.offer(block.tenant)
+        self._line.keep(block, keep_until_s)
 
     def _lose(self, leaf: Block) -> None:
         if self.on_evict is not None:

@@ -27,13 +27,16 @@ class EvictionLine:
     may be cached than before.
     """
 
-    def __init__(self, lose: Callable[[Block], None]) -> None:
+    def __init__(self, lose: Callable[[Block], None], keep_at_most: int) -> None:
         self.tenants: dict[bytes, Tenant] = {}
         self.giving = 0
         """How many blocks all tenants together can be made to give."""
         self._lose = lose
         self._givers: LazyHeap[Tenant] = LazyHeap()
-        self._kept: LazyHeap[Block] = LazyHeap()  # leaves, and some that were
+        self._keep_at_most = keep_at_most
+        self._kept: LazyHeap[Block] = LazyHeap()  # by when that ends
+        self._keepers: LazyHeap[Tenant] = LazyHeap()  # who keeps most is first
+        self._keeps = 0
         self._clock = 0.0
         self._now_s = 0.0
         self._turn = 0
@@ -57,11 +60,30 @@ class EvictionLine:
         """Kept blocks expire by it. A time before the last one told is not believed."""
         self._now_s = max(self._now_s, now_s)
         while (first := self._kept.first()) is not None and first[0] <= self._now_s:
-            block = first[3]
-            self._kept.remove(block)
-            if block in block.tenant.leaves:
-                self.line_up(block)
-                self.offer(block.tenant)
+            self._forget_kept(first[3])
+            self._line_up_again(first[3])
+
+    def keep(self, block: Block, until_s: float) -> None:
+        """Let a published block go after all others until then, at least.
+
+        Beyond `keep_at_most` in all, whoever keeps most loses what of it would expire first, the
+        end of a prompt before its beginning: that may be this very block.
+        """
+        if until_s <= block.keep_until_s:
+            return
+        block.keep_until_s = until_s
+        if until_s > self._now_s:
+            self._keeps += 1
+            self._kept.put(block, (until_s, 0.0, self._keeps))
+            block.tenant.kept.put(block, (until_s, -block.key.start, self._keeps))
+            self._count_kept(block.tenant)
+        if len(self._kept) > self._keep_at_most and (most := self._keepers.first()) is not None:
+            first = most[3].kept.first()
+            assert first is not None
+            first[3].keep_until_s = 0.0
+            self._forget_kept(first[3])
+            self._line_up_again(first[3])
+        self._line_up_again(block)
 
     def note_use(self, block: Block) -> None:
         """Renew the block's priority and turn. One that is lined up has to be lined up again."""
@@ -74,12 +96,10 @@ class EvictionLine:
         """Put a cached leaf where it belongs now."""
         order = eviction_order(leaf.priority, leaf.keep_until_s, self._now_s, leaf.turn)
         leaf.tenant.leaves.put(leaf, order)
-        if leaf.keep_until_s > self._now_s:
-            self._kept.put(leaf, order)
 
     def remove(self, block: Block) -> None:
         """Take a block out, wherever it stands; what it extends may become a leaf."""
-        self._kept.remove(block)
+        self._forget_kept(block)
         parent = block.tenant.detach(block)
         if parent is not None:
             self.line_up(parent)
@@ -154,6 +174,36 @@ class EvictionLine:
                 assert entry[:3] == due, "a block stands at the wrong place in line"
         giving = sum(tenant.giving for tenant in self.tenants.values())
         assert giving == self.giving, "what tenants can give is miscounted"
+        kept = [
+            block
+            for tenant in self.tenants.values()
+            for block in tenant.blocks.values()
+            if block.keep_until_s > self._now_s
+        ]
+        assert all(block in self._kept and block in block.tenant.kept for block in kept), (
+            "a kept block was forgotten"
+        )
+        counted = sum(len(tenant.kept) for tenant in self.tenants.values())
+        assert len(kept) == len(self._kept) == counted, "kept blocks are miscounted"
+        assert counted <= self._keep_at_most, "too many blocks are kept"
+
+    def _line_up_again(self, block: Block) -> None:
+        if block in block.tenant.leaves:
+            self.line_up(block)
+            self.offer(block.tenant)
+
+    def _forget_kept(self, block: Block) -> None:
+        if block in self._kept:
+            self._kept.remove(block)
+            block.tenant.kept.remove(block)
+            self._count_kept(block.tenant)
+
+    def _count_kept(self, tenant: Tenant) -> None:
+        self._keepers.remove(tenant)
+        if kept := len(tenant.kept):
+            # of equals the one that has just come to it gives: it takes nothing from the others
+            self._keeps += 1
+            self._keepers.put(tenant, (-kept, 0.0, -self._keeps))
 
     def _next_to_give(self, taker: Tenant | None) -> Tenant:
         """Whose first leaf goes next: the taker itself gives whatever its floor."""

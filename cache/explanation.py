@@ -19,8 +19,8 @@ def explain(
 ) -> tuple[tuple[BlockRun, ...], Mapping[tuple[Tier, Miss], int]]:
     """The runs of a prompt's blocks, and what the device counts as misses by reason.
 
-    `origins` are where the leading blocks came from; every key behind them was missed, and so was
-    the tail that has no key, which holds the last token.
+    `origins` are where the leading blocks came from; every key behind them was missed. The tail
+    that has no key holds the last token.
     """
     runs: list[BlockRun] = []
     for index, tier in enumerate(origins):
@@ -30,7 +30,8 @@ def explain(
         miss, diverged_at = _reason(tiers, lookup, keys, index, len(origins))
         counted[Tier.DEVICE, miss] += 1
         _append(runs, BlockRun(index, 1, None, miss, diverged_at))
-    _append(runs, BlockRun(len(keys), 1, None, Miss.LAST_TOKEN))
+    if len(origins) <= len(keys) and lookup.prompt_tokens > len(keys) * tiers.block_tokens:
+        _append(runs, BlockRun(len(keys), 1, None, Miss.LAST_TOKEN))
     return tuple(runs), counted
 
 

@@ -94,6 +94,7 @@ class Tenant:
         "blocks",
         "cached",
         "giving",
+        "kept",
         "lead",
         "leaves",
         "places",
@@ -107,6 +108,8 @@ class Tenant:
         self.blocks: dict[int, Block] = {}
         self.places: dict[bytes, Place] = {}
         self.leaves: LazyHeap[Block] = LazyHeap()
+        self.kept: LazyHeap[Block] = LazyHeap()
+        """Published blocks that are kept, by when that ends, the deepest of equals first."""
         self.cached = 0
         self.blocked = 0
         """Cached blocks that cannot go because a block below them is held."""

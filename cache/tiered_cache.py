@@ -7,7 +7,7 @@ meanwhile comes back when the loop calls `settle`.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -34,6 +34,7 @@ class TieredCache:
         self._tiers = tiers
         self._promotion = Promotion(tiers)
         self._demotion = Demotion(tiers, ahead=ahead, write_through=write_through)
+        self._latest_child: OrderedDict[bytes, BlockKey] = OrderedDict()
         tiers.device.on_evict = lambda _, key: self._demotion.pushed_from_device(key)
         if tiers.dram is not None:
             tiers.dram.pool.on_evict = lambda _, key: self._demotion.pushed_from_dram(key)
@@ -116,36 +117,42 @@ class TieredCache:
         tiers.device.publish(
             page, key, saving_s=tiers.saving_s(key), hits=hits, keep_until_s=until_s
         )
+        self._latest_child[key.parent] = key
+        self._latest_child.move_to_end(key.parent)
+        if len(self._latest_child) > tiers.device.counts().total:
+            self._latest_child.popitem(last=False)
 
     def use(
         self,
         lookup: Lookup,
         keys: Sequence[BlockKey],
         pages: Sequence[int],
-        loaded_from: int,
+        loaded: range,
+        computed: int,
         retention: Sequence[Retention],
     ) -> CacheUse:
-        """A prompt starts with `pages` under the first of its `keys`: count it, once per request.
+        """A prompt starts with its first `computed` tokens in `pages`, the first of which stand
+        under the first of its `keys`: count it, once per request.
 
-        Pages from index `loaded_from` on were copied up for it.
+        The pages at indexes `loaded` were copied up for it. The last page may be used in part, and
+        may belong to the tail that has no key.
         """
         tiers = self._tiers
         tokens = dict.fromkeys(Tier, 0)
-        saved = dict.fromkeys(Tier, 0.0)
         origins: list[Tier] = []
         for index in range(len(pages)):
             tier = Tier.DEVICE
-            if keys[index].link in lookup.from_redis:
+            if index < len(keys) and keys[index].link in lookup.from_redis:
                 tier = Tier.REDIS
-            elif index >= loaded_from:
+            elif index in loaded:
                 # without a DRAM tier, a block lands for one prompt and is there for others as well
                 tier = Tier.DRAM if tiers.dram is not None and tiers.dram.keeps else Tier.REDIS
+            start = index * tiers.block_tokens
+            used = min(tiers.block_tokens, computed - start)
             origins.append(tier)
-            tokens[tier] += tiers.block_tokens
-            saved[tier] += tiers.saving_s(keys[index])
+            tokens[tier] += used
             tiers.counters[tier].hits += 1
-        for tier, seconds in saved.items():
-            tiers.counters[tier].saved_s += seconds
+            tiers.counters[tier].saved_s += tiers.cost.saving_s(start, used)
         published = [page for page in pages if tiers.device.key_of(page) is not None]
         tiers.device.touch(published)
         for wish in retention:
@@ -162,6 +169,17 @@ class TieredCache:
             load_s=lookup.waited_s,
             runs=runs,
         )
+
+    def find_beginning(self, parent: bytes, token_bytes: bytes) -> int | None:
+        """A device page that begins with these tokens (little-endian uint32) after `parent`."""
+        key = self._latest_child.get(parent)
+        if key is None or not key.token_bytes.startswith(token_bytes):
+            return None
+        return self._tiers.device.find(key)
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy a device page to another that is held for it."""
+        self._tiers.copy_page(source, target)
 
     def prompt_done(
         self, keys: Sequence[BlockKey], pages: Sequence[int], retention: Sequence[Retention]

@@ -65,7 +65,8 @@ class TierCounters:
 class Tiers:
     """The parts, and the bookkeeping that promotion and demotion share.
 
-    `dram` None: no lower tier at all. `redis` needs a `dram`, if only as its landing.
+    `dram` None: no lower tier at all. `redis` needs a `dram`, if only as its landing. `copy_page`
+    copies a device page to another, before the next step.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Tiers:
         sightings: Sightings,
         block_tokens: int,
         block_bytes: int,
+        copy_page: Callable[[int, int], None],
         wake: Callable[[], None],
     ) -> None:
         if redis is not None and dram is None:
@@ -89,6 +91,7 @@ class Tiers:
         self.sightings = sightings
         self.block_tokens = block_tokens
         self.block_bytes = block_bytes
+        self.copy_page = copy_page
         self.mail = Mailbox(wake)
         below = dram.capacity if dram is not None else 0
         self.device_worth = WriteWorth.over(below)

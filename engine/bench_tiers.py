@@ -223,7 +223,7 @@ def _check(use: CacheUse | None, tier: Tier, length: int, same: bool, dtype: str
         Tier.REDIS: use.redis_tokens,
     }
     expected = (length - 1) // use.block_tokens * use.block_tokens
-    if found[tier] != expected:
+    if found[tier] < expected:
         raise RuntimeError(f"{expected} tokens expected from {tier}, found {found}: {use.runs}")
     if not same and dtype == "float32":
         raise RuntimeError(f"another text from {tier} than cold")

@@ -23,6 +23,7 @@ from engine.errors import ModelLoadError
 from engine.executors.base import Executor
 from engine.hardware import memory_bytes
 from policies.cost import CostModel
+from policies.eviction import most_kept
 
 _log = logging.getLogger("forebay.engine")
 
@@ -115,7 +116,7 @@ def _open_dram(executor: Executor, options: CacheOptions) -> DramTier | None:
         _log.warning("the DRAM tier is not page-locked, its copies are slower: %s", error)
         arena = HostArena(slots, block_bytes, header_bytes=header, pinned=False)
     return DramTier(
-        pool=BlockPool(slots),
+        pool=BlockPool(slots, keep_at_most=most_kept(slots)),
         arena=arena,
         copier=make_copier(executor.pages, arena),
         keeps=options.dram_bytes > 0,
@@ -131,14 +132,16 @@ def _open(
     redis: RedisTier | None,
     options: CacheOptions,
 ) -> TieredCache:
+    pages = int(executor.pages.shape[0])
     tiers = Tiers(
-        BlockPool(int(executor.pages.shape[0])),
+        BlockPool(pages, keep_at_most=most_kept(pages)),
         dram,
         redis,
         cost=cost,
         sightings=Sightings(),
         block_tokens=executor.block_tokens,
         block_bytes=int(executor.pages.shape[1]),
+        copy_page=lambda source, target: _copy_page(executor.pages, source, target),
         wake=wake,
     )
     return TieredCache(
@@ -146,6 +149,10 @@ def _open(
         ahead=max(1, -(-options.ahead_tokens // executor.block_tokens)),
         write_through=options.write_through,
     )
+
+
+def _copy_page(pages: torch.Tensor, source: int, target: int) -> None:
+    pages[target].copy_(pages[source])
 
 
 def _generic_cost(executor: Executor) -> CostModel:

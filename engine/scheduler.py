@@ -123,11 +123,11 @@ class Scheduler:
             if not self._fits(sequence, found.pages):
                 return  # strict order: nobody overtakes a sequence that waits for pages
             self.waiting.remove(sequence)
-            self._take_slot(sequence, found.pages)
+            self._take_slot(sequence, found)
             if found.slots:
                 self._load(sequence, found)
                 continue
-            self._start(sequence, loaded_from=len(found.pages))
+            self._start(sequence, loaded_from=len(sequence.pages))
             share = min(self._wanted(sequence), budget)
             if not self._make_room(sequence, share):  # cannot be: _fits counted the pages
                 raise RuntimeError("an admitted sequence found no pages")
@@ -135,10 +135,11 @@ class Scheduler:
             budget -= share
 
     def _readable_keys(self, sequence: Sequence) -> list[BlockKey]:
-        """Of the blocks that may be taken from the cache: never the last known token."""
+        """Of the blocks that may be taken from the cache. Where the last one is full, all of it but
+        the last known token, which is always computed."""
         if not sequence.request.read_cache:
             return []
-        return sequence.block_keys(self._block_tokens, sequence.known - 1)
+        return sequence.block_keys(self._block_tokens, sequence.known)
 
     def _find(self, sequence: Sequence) -> Found:
         keys = self._readable_keys(sequence)
@@ -159,12 +160,12 @@ class Scheduler:
         reserve = 1 if self.running or self.loading else 0
         return missing + revived + reserve <= self._available(sequence)
 
-    def _take_slot(self, sequence: Sequence, hits: list[int]) -> None:
-        self.pool.hold(hits)
-        sequence.pages = list(hits)
+    def _take_slot(self, sequence: Sequence, found: Found) -> None:
+        sequence.pages = found.pages[: (sequence.known - 1) // self._block_tokens]
+        self.pool.hold(sequence.pages)
         sequence.slot = self._free_slots.popleft()
-        keys = sequence.block_keys(self._block_tokens, sequence.known - 1)
-        for key in keys[len(hits) :]:
+        keys = sequence.block_keys(self._block_tokens, sequence.known)
+        for key in keys[len(found.pages) :]:
             self._computing.setdefault(key.link, sequence)
 
     def _load(self, sequence: Sequence, found: Found) -> None:
@@ -189,9 +190,11 @@ class Scheduler:
     def _start(self, sequence: Sequence, *, loaded_from: int) -> None:
         """Run a sequence from the pages that it has; those from `loaded_from` on are not published
         yet."""
-        sequence.computed = len(sequence.pages) * self._block_tokens
+        sequence.computed = min(len(sequence.pages) * self._block_tokens, sequence.known - 1)
         sequence.published = loaded_from
         self._publish(sequence, sequence.computed)
+        loaded = range(loaded_from, len(sequence.pages))
+        self._reuse_tail(sequence)
         insort(self.running, sequence, key=lambda running: running.rank)
         lookup = sequence.lookup
         if sequence.cache_use is None:  # counted once, whatever happens later
@@ -203,11 +206,34 @@ class Scheduler:
                     lookup,
                     self._readable_keys(sequence),
                     sequence.pages,
-                    loaded_from,
+                    loaded,
+                    sequence.computed,
                     sequence.request.retention,
                 )
         if lookup is not None:
             self._cache.close_lookup(lookup)
+
+    def _reuse_tail(self, sequence: Sequence) -> None:
+        """Copy what the device has of the last block: the beginning of one that goes on from here,
+        written by the same prompt before. A page of the sequence's own, since it is written to."""
+        first, last = sequence.computed, sequence.known - 1
+        inside = 0 < last - first < self._block_tokens and not first % self._block_tokens
+        if not inside or not sequence.request.read_cache or sequence.erased:
+            return
+        parent = sequence.parent_link(self._block_tokens)
+        tail = sequence.token_ids(first, last).astype("<u4", copy=False).tobytes()
+        page = self._cache.find_beginning(parent, tail) if parent is not None else None
+        if page is None:
+            return
+        self.pool.hold([page])
+        try:
+            if self._available(sequence) > 0:
+                own = self.pool.take(1, sequence.request.owner.tenant)
+                self._cache.copy_page(page, own[0])
+                sequence.pages += own
+                sequence.computed = last
+        finally:
+            self.pool.release([page])
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let others find the sequence's full blocks within its first `tokens` tokens."""
@@ -255,7 +281,7 @@ class Scheduler:
         self.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        for key in sequence.block_keys(self._block_tokens, sequence.known - 1):
+        for key in sequence.block_keys(self._block_tokens, sequence.known):
             if self._computing.get(key.link) is sequence:
                 del self._computing[key.link]
         self.pool.release(sequence.pages)

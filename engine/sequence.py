@@ -95,27 +95,42 @@ class Sequence:
             self._keys.append(self._next_key(root, block_tokens))
         return self._keys[:full]
 
+    def parent_link(self, block_tokens: int) -> bytes | None:
+        """The parent of the block that the first token not yet computed lies in, which need not be
+        full; None if the request opted out."""
+        root = self.request.chain_root
+        if root is None:
+            return None
+        before = self.block_keys(block_tokens, self.computed)
+        return self._parent(
+            before[-1].link if before else None, len(before) * block_tokens, block_tokens, root
+        )
+
     def _next_key(self, root: bytes, block_tokens: int) -> BlockKey:
-        """A block that lies wholly in the shared prefix is everybody's; the first one behind it
-        continues under the request's own root."""
-        shared = self.request.shared
         start = len(self._keys) * block_tokens
-        end = start + block_tokens
-        shared_tokens = shared.tokens if shared is not None else 0
-        own = end > shared_tokens
-        if self._keys:
-            parent = self._keys[-1].link
-        else:
-            parent = shared.root if shared is not None and not own else root
-        if own and 0 < start <= shared_tokens < end:
-            parent = leave_shared(parent, root)
-        view = self._tokens[start:end].astype("<u4", copy=False)
-        token_bytes = view.tobytes()
+        before = self._keys[-1].link if self._keys else None
+        parent = self._parent(before, start, block_tokens, root)
+        token_bytes = self._tokens[start : start + block_tokens].astype("<u4", copy=False).tobytes()
         link = parent
         for offset in range(0, len(token_bytes), 4 * CHAIN_BLOCK_TOKENS):
             link = extend_chain(link, token_bytes[offset : offset + 4 * CHAIN_BLOCK_TOKENS])
-        owner = self.request.owner if own else NOBODY
+        owner = self.request.owner if self._is_own(start + block_tokens) else NOBODY
         return BlockKey(link, parent, token_bytes, start, owner)
+
+    def _parent(self, before: bytes | None, start: int, block_tokens: int, root: bytes) -> bytes:
+        """A block that lies wholly in the shared prefix is everybody's; the first one behind it
+        continues under the request's own root."""
+        shared = self.request.shared
+        own = self._is_own(start + block_tokens)
+        if before is None:
+            return shared.root if shared is not None and not own else root
+        if own and shared is not None and start <= shared.tokens:
+            return leave_shared(before, root)
+        return before
+
+    def _is_own(self, end: int) -> bool:
+        shared = self.request.shared
+        return shared is None or end > shared.tokens
 
     def forget_progress(self) -> None:
         """Preempted: every token must be computed, or found in the cache, again."""

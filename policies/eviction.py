@@ -53,3 +53,9 @@ def blocks_to_give(published: int, evictable: int, floor: int) -> int:
 def blocks_over_quota(cached: int, quota: int | None) -> int:
     """How many cached blocks a tenant has to give up at once. None is no quota."""
     return 0 if quota is None else max(0, cached - quota)
+
+
+def most_kept(blocks: int) -> int:
+    """How many of a pool's blocks may be kept at a time: the other half is for whoever asks for
+    nothing special, which would find no room beside a tenant that keeps everything."""
+    return blocks // 2

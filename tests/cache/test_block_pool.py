@@ -1,6 +1,7 @@
 """The block pool: states, sharing, eviction order, floors, quotas, retention, erasure."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -472,3 +473,51 @@ def test_victims_are_foreseen_exactly(
     pool.take(len(foreseen))
     assert gone == foreseen
     pool.check_integrity()
+
+
+def test_no_more_than_the_bound_is_kept_and_the_deepest_of_equals_is_lost_first():
+    pool = BlockPool(6, keep_at_most=2)
+    pool.set_time(1.0)
+    first = cached(pool, [placed(1, 0, 0), placed(2, 1, 16), placed(3, 2, 32)], keep_until_s=9.0)
+    assert [pool.keep_until_of(index) for index in first] == [9.0, 9.0, 0.0]
+    later = cached(pool, [placed(4, 0, 0)], keep_until_s=20.0)
+    assert [pool.keep_until_of(index) for index in first + later] == [9.0, 0.0, 0.0, 20.0]
+    sooner = cached(pool, [placed(5, 0, 0)], keep_until_s=5.0)
+    assert pool.keep_until_of(sooner[0]) == 0.0
+    pool.check_integrity()
+    assert pool.next_victims(5, 1.0) == [first[2], first[1], *sooner, first[0], *later]
+
+
+def test_what_has_expired_or_gone_makes_room_to_keep():
+    pool = BlockPool(4, keep_at_most=1)
+    gone = cached(pool, [key(1)], keep_until_s=9.0)
+    pool.drop(gone[0])
+    expired = cached(pool, [key(2)], keep_until_s=5.0)
+    pool.set_time(6.0)
+    kept = cached(pool, [key(3)], keep_until_s=8.0)
+    assert pool.keep_until_of(kept[0]) == 8.0
+    pool.keep(expired, 7.0)  # the first to expire again
+    assert [pool.keep_until_of(index) for index in expired + kept] == [0.0, 8.0]
+    pool.check_integrity()
+
+
+def test_who_keeps_most_gives_to_who_keeps_less():
+    pool = BlockPool(8, keep_at_most=4)
+    greedy = [cached(pool, [key(n, tenant=A)], keep_until_s=100.0 + n)[0] for n in range(1, 6)]
+    assert sum(pool.keep_until_of(index) > 0 for index in greedy) == 4
+    modest = [cached(pool, [key(n, tenant=B)], keep_until_s=9.0)[0] for n in range(11, 14)]
+    assert sum(pool.keep_until_of(index) > 0 for index in greedy) == 2
+    assert [pool.keep_until_of(index) > 0 for index in modest] == [False, True, True]
+    pool.check_integrity()
+
+
+def test_a_pool_that_may_keep_nothing_keeps_nothing():
+    pool = BlockPool(1, keep_at_most=0)
+    only = cached(pool, [key(1)], keep_until_s=9.0)
+    assert pool.keep_until_of(only[0]) == 0.0
+    pool.check_integrity()
+
+
+def placed(number: int, parent: int, start: int) -> BlockKey:
+    """A key that says where in its prompt the block begins."""
+    return replace(key(number, parent), start=start)

@@ -187,6 +187,7 @@ class TierStage:
             sightings=Sightings(),
             block_tokens=BLOCK_TOKENS,
             block_bytes=BLOCK_BYTES,
+            copy_page=lambda source, target: self.pages[target].copy_(self.pages[source]),
             wake=lambda: None,
         )
         self.cache = TieredCache(self.tiers, ahead=4, write_through=write_through)

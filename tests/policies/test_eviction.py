@@ -9,6 +9,7 @@ from policies.eviction import (
     blocks_to_give,
     eviction_order,
     eviction_priority,
+    most_kept,
     on_pool_clock,
 )
 
@@ -63,3 +64,7 @@ def test_quota_bounds_only_where_there_is_one():
     assert blocks_over_quota(7, 5) == 2
     assert blocks_over_quota(3, 5) == 0
     assert blocks_over_quota(3, 0) == 3
+
+
+def test_half_of_a_pool_can_be_kept():
+    assert [most_kept(blocks) for blocks in (1, 2, 7)] == [0, 1, 3]
