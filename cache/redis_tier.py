@@ -29,6 +29,8 @@ _BACKGROUND_S = 2.0
 """Time for a command that nobody waits for."""
 
 _PROBE_KEYS = 1024
+_LOAD_PIECE_BYTES = 6 << 20
+"""A prompt waits for a load: longer pipelines than a store's, which makes way for others."""
 """Most keys of one round trip: about 10 ms of work, well within the control timeout."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -260,7 +262,7 @@ class RedisTier:
         started_s = time.perf_counter()  # the loop's own clock counts milliseconds
         until_s = asyncio.get_running_loop().time() + deadline_s
         try:
-            for piece in pieces(len(load.blocks), self.envelope.value_bytes):
+            for piece in pieces(len(load.blocks), self.envelope.value_bytes, _LOAD_PIECE_BYTES):
                 await self._fetch_piece(load, piece, until_s)
         except (Late, Down) as problem:
             load.reason = Miss.LATE if isinstance(problem, Late) else Miss.TIER_DOWN

@@ -31,9 +31,9 @@ _REFUSED_PAUSE_S = 1.0
 """After Redis refused a store (full, read-only), the next ones are not sent for so long."""
 
 
-def pieces(blocks: int, value_bytes: int) -> Iterator[range]:
-    """Indexes of `blocks` blocks, in pipelines of about `PIECE_BYTES`."""
-    step = max(1, PIECE_BYTES // value_bytes)
+def pieces(blocks: int, value_bytes: int, piece_bytes: int = PIECE_BYTES) -> Iterator[range]:
+    """Indexes of `blocks` blocks, in pipelines of about `piece_bytes`."""
+    step = max(1, piece_bytes // value_bytes)
     for first in range(0, blocks, step):
         yield range(first, min(first + step, blocks))
 

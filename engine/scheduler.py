@@ -220,9 +220,7 @@ class Scheduler:
         inside = 0 < last - first < self._block_tokens and not first % self._block_tokens
         if not inside or not sequence.request.read_cache or sequence.erased:
             return
-        parent = sequence.parent_link(self._block_tokens)
-        tail = sequence.token_ids(first, last).astype("<u4", copy=False).tobytes()
-        page = self._cache.find_beginning(parent, tail) if parent is not None else None
+        page = self._find_tail(sequence, first, last)
         if page is None:
             return
         self.pool.hold([page])
@@ -234,6 +232,16 @@ class Scheduler:
                 sequence.computed = last
         finally:
             self.pool.release([page])
+
+    def _find_tail(self, sequence: Sequence, first: int, last: int) -> int | None:
+        keys = sequence.block_keys(self._block_tokens, last + 1)
+        if len(keys) * self._block_tokens > last and (page := self.pool.find(keys[-1])) is not None:
+            return page
+        parent = sequence.parent_link(self._block_tokens)
+        if parent is None:
+            return None
+        tail = sequence.token_ids(first, last).astype("<u4", copy=False).tobytes()
+        return self._cache.find_beginning(parent, tail)
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let others find the sequence's full blocks within its first `tokens` tokens."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache.block import Owner
 from cache.hashing import owner_tags
@@ -26,6 +27,14 @@ class Allowance:
 
     quota_bytes: int | None
     shared_bytes: int
+
+
+class ErasedNames(NamedTuple):
+    """How many names there were, as far as is known, and whether the store has forgotten them too:
+    Redis still holds their messages where it could not be asked."""
+
+    names: int
+    complete: bool
 
 
 class NamedCaches:
@@ -105,8 +114,8 @@ class NamedCaches:
         await self._delete([Place(owner, name)])
         return True
 
-    async def erase_tenant(self, tenant_id: str, user: str | None) -> int:
-        """Forget every name of a tenant, or of one of its users; how many there were.
+    async def erase_tenant(self, tenant_id: str, user: str | None) -> ErasedNames:
+        """Forget every name of a tenant, or of one of its users.
 
         What is being made is given up too.
         """
@@ -120,7 +129,7 @@ class NamedCaches:
             del self._making[place]
         places = [cache.place for cache in self._live(self._clock()) if is_theirs(cache.place)]
         await self._delete(places)
-        return len(places)
+        return ErasedNames(len(places), await self._store.refresh(owner.tenant, self._clock()))
 
     async def _delete(self, places: list[Place]) -> None:
         now_s = self._clock()

@@ -97,13 +97,15 @@ def url_secrets(url: str) -> frozenset[str]:
 
 
 def shown_url(url: str) -> str:
-    """A Redis URL as it may be logged: the password, if there is one, is replaced by `***`."""
+    """A Redis URL as it may be logged: the password, if there is one, is replaced by `***`, and so
+    is a user alone, who may be a password in the wrong place."""
     parts = _split(url)
     if parts is None or "@" not in parts.netloc:
         return url
     credentials, _, host = parts.netloc.rpartition("@")
-    user = credentials.partition(":")[0]
-    return parts._replace(netloc=f"{user}:***@{host}").geturl()
+    user, colon, _ = credentials.partition(":")
+    shown = f"{user}:***" if colon else "***"
+    return parts._replace(netloc=f"{shown}@{host}").geturl()
 
 
 def _split(url: object) -> SplitResult | None:

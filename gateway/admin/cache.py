@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -16,6 +16,7 @@ from gateway.admin.cache_answers import erased_answer, stats_answer, tenants_by_
 from gateway.errors import ApiError, bad_request, unavailable
 from gateway.explain import explained
 from gateway.http_call import HttpCall
+from gateway.named_caches import ErasedNames
 from gateway.recent_requests import REMEMBERED, RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.replica import Replica
@@ -34,8 +35,8 @@ Removal = Callable[[Replica], Awaitable[Erased]]
 class NamedPrefixes(Protocol):
     """What erasure needs of the tenants' named prefixes."""
 
-    async def erase_tenant(self, tenant_id: str, user: str | None) -> int:
-        """Forget a tenant's, or one of its users', names; how many there were."""
+    async def erase_tenant(self, tenant_id: str, user: str | None) -> ErasedNames:
+        """Forget a tenant's, or one of its users', names."""
         ...
 
 
@@ -92,8 +93,9 @@ class CacheAdmin:
                 )
             models = {name: models[name]}
         removed = await _remove(models, lambda replica: replica.flush_cache())
-        _log.info("cache flushed", model=name or "all", complete=not _missed(removed))
-        await _answer_removal(call, {}, removed)
+        missed = _missed(removed)
+        _log.info("cache flushed", model=name or "all", complete=not missed)
+        await _answer_removal(call, {}, removed, missed)
 
     async def erase(self, call: HttpCall, tenant_id: str, user: str | None = None) -> None:
         """Remove a tenant's blocks and named prefixes, or one user's, from every tier.
@@ -109,16 +111,20 @@ class CacheAdmin:
             raise bad_request("user must not be empty.", param="user")
         _require_erasable(snapshot, tenant_id, user, unknown=query.get("unknown"))
         # the names first: a prefix that is still kept by one would be computed again
-        names = await self._named.erase_tenant(tenant_id, user) if self._named is not None else 0
+        names = ErasedNames(0, complete=True)
+        if self._named is not None:
+            names = await self._named.erase_tenant(tenant_id, user)
         tags = owner_tags(self._secret, tenant_id, user)
         scope = None if user is None else tags.scope
         removed = await _remove(
             self._models, lambda replica: replica.erase_cache(tags.tenant, scope)
         )
-        complete = not _missed(removed)
-        _log.info("cache erased", tenant=tenant_id, one_user=user is not None, complete=complete)
-        whose = {"tenant": tenant_id, "user": user, "named_prefixes": names}
-        await _answer_removal(call, whose, removed)
+        missed = _missed(removed)
+        if not names.complete:
+            missed.append("named prefixes: Redis could not be asked")
+        _log.info("cache erased", tenant=tenant_id, one_user=user is not None, complete=not missed)
+        whose = {"tenant": tenant_id, "user": user, "named_prefixes": names.names}
+        await _answer_removal(call, whose, removed, missed)
 
     def _admitted(self, call: HttpCall) -> Snapshot:
         snapshot = self._runtime.current
@@ -183,10 +189,13 @@ def _missed(removed: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 async def _answer_removal(
-    call: HttpCall, whose: Mapping[str, Any], removed: Mapping[str, Mapping[str, Any]]
+    call: HttpCall,
+    whose: Mapping[str, Any],
+    removed: Mapping[str, Mapping[str, Any]],
+    missed: Sequence[str],
 ) -> None:
-    """200 if all of it was done; else a 503 that says what was, and that asking again is safe."""
-    missed = _missed(removed)
+    """200 if nothing was missed; else a 503 that says what was done and that asking again is
+    safe."""
     answer = {**whose, "complete": not missed, "models": removed}
     if not missed:
         await call.answer_json(answer)

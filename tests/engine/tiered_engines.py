@@ -201,16 +201,17 @@ class Stage:
     def _check_counts(self, tiers: Mapping[Tier, TierStats]) -> None:
         block_tokens = self.executor.block_tokens
         told: dict[Tier, int] = dict.fromkeys(Tier, 0)
-        readable_told = readable_most = cached_told = 0
+        readable_told = readable_most = cached_told = hit_blocks = 0
         for name, each in self.asked.items():
             outcome, use = self.out.outcomes[name], self.out.uses.get(name)
-            readable = 0
+            full = blocks = 0
             if each.read_cache and each.chain_root is not None:
-                readable = (len(each.prompt_token_ids) - 1) // block_tokens
-            readable_most += readable
+                full = len(each.prompt_token_ids) // block_tokens
+                blocks = -(-len(each.prompt_token_ids) // block_tokens)
+            readable_most += blocks
             cached_told += outcome.cached_tokens
             assert outcome.cached_tokens <= max(0, len(each.prompt_token_ids) - 1)
-            assert outcome.cached_tokens <= readable * block_tokens
+            assert outcome.cached_tokens <= blocks * block_tokens
             if use is None:  # it may have started and been aborted before its first token
                 assert outcome.finish is not FinishReason.LENGTH
                 continue
@@ -218,7 +219,7 @@ class Stage:
             told[Tier.DEVICE] += use.device_tokens
             told[Tier.DRAM] += use.dram_tokens
             told[Tier.REDIS] += use.redis_tokens
-            readable_told += readable
+            readable_told += full
             blocks = -(-len(each.prompt_token_ids) // block_tokens)
             assert sum(run.blocks for run in use.runs) == blocks, "runs do not cover the prompt"
             position = 0
@@ -227,9 +228,12 @@ class Stage:
                 position += run.blocks
                 assert (run.tier is None) == (run.miss is not None)
             hit = sum(run.blocks for run in use.runs if run.tier is not None)
-            assert hit * block_tokens == use.cached_tokens
+            hit_blocks += hit
+            used_of_last = use.cached_tokens - (hit - 1) * block_tokens
+            assert not hit or 0 < used_of_last <= block_tokens
         hits = {tier: tiers[tier].hits if tier in tiers else 0 for tier in Tier}
-        assert sum(hits.values()) * block_tokens == cached_told
+        assert sum(hits.values()) >= hit_blocks
+        assert sum(hits.values()) * block_tokens >= cached_told
         for tier in Tier:
             assert hits[tier] * block_tokens >= told[tier]
         missed = sum(tiers[Tier.DEVICE].misses.values())

@@ -14,6 +14,7 @@ from cache.block import NOBODY, Tier
 from cache.hashing import owner_tags
 from cache.report import CacheStats, Erased, TenantShare, TierStats
 from gateway.lifecycle import Phase
+from gateway.named_cache_store import MemoryStore
 from gateway.settings import Settings
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import ADMIN, CHAT, COMPLETIONS, K1, K2, SECRET, Stage, error_of, prompt
@@ -288,6 +289,21 @@ async def test_erasing_takes_the_named_prefixes_along() -> None:
     assert answer["named_prefixes"] == 1
     reply = await stage.post(CHAT, chat_body("hi", cached_content="book"))
     assert reply.status_code == 404
+
+
+async def test_named_prefixes_that_redis_still_holds_make_an_erasure_incomplete(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def out_of_reach(*_: object) -> bool:
+        return False
+
+    monkeypatch.setattr(MemoryStore, "refresh", out_of_reach)
+    response = await ask(staged(), "DELETE", "/admin/tenants/acme/cache")
+    assert response.status_code == 503
+    answer = response.json()
+    assert answer["complete"] is False
+    assert answer["error"]["code"] == "cache_partly_removed"
+    assert "named prefixes" in answer["error"]["message"]
 
 
 async def test_nothing_is_shown_while_loading() -> None:

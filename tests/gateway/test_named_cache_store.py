@@ -174,6 +174,23 @@ async def test_a_frozen_redis_costs_one_time_limit_and_then_nothing(valkey: Valk
             valkey.thaw()
 
 
+async def test_an_erasure_that_redis_has_not_heard_of_is_not_complete(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.named_cache_store._QUIET_S", 0.0)
+    async with gateway(valkey, timeout_s=0.1) as named:
+        owner = named.owner("acme", None)
+        await make(named, entry(owner))
+        valkey.freeze()
+        try:
+            assert await named.erase_tenant("acme", None) == (1, False)
+        finally:
+            valkey.thaw()
+        assert await named.erase_tenant("acme", None) == (0, True)
+    async with gateway(valkey) as later:
+        assert await later.live(owner) == []
+
+
 async def test_a_cluster(tmp_path: Path) -> None:
     options = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
     with running_valkey(tmp_path, options, tcp=True) as server:

@@ -116,11 +116,11 @@ async def test_erasing_a_tenant_or_one_user() -> None:
     other = named.owner("beta", None)
     for owner in (ann, bob, other):
         await make(named, entry(owner))
-    assert await named.erase_tenant("acme", "ann") == 1
+    assert await named.erase_tenant("acme", "ann") == (1, True)
     assert await named.find(ann, "handbook") is None
     assert await named.find(bob, "handbook") is not None
-    assert await named.erase_tenant("acme", None) == 1
-    assert await named.erase_tenant("acme", None) == 0
+    assert await named.erase_tenant("acme", None) == (1, True)
+    assert await named.erase_tenant("acme", None) == (0, True)
     assert await named.find(other, "handbook") is not None
 
 
@@ -184,7 +184,7 @@ async def test_agrees_with_a_plain_model(steps: list[tuple[object, ...]], quotas
                 model.pop((who, name), None)
             case ("erase", int(who)):
                 gone = [key for key in model if key[0] == who]
-                assert await named.erase_tenant("ab"[who], None) == len(gone)
+                assert await named.erase_tenant("ab"[who], None) == (len(gone), True)
                 for key in gone:
                     del model[key]
             case ("wait", int(seconds)):

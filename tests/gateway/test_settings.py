@@ -384,6 +384,7 @@ def test_a_url_is_shown_and_its_passwords_are_known() -> None:
     url = "redis://me:p%40ss@h:1/2"
     assert shown_url(url) == "redis://me:***@h:1/2"
     assert shown_url("unix:///x?db=1") == "unix:///x?db=1"
+    assert shown_url("redis://p%40ss@h") == "redis://***@h"
     assert url_secrets(url) == {"p%40ss", "p@ss"}
     assert url_secrets("redis://h") == url_secrets("embedded") == frozenset()
 
