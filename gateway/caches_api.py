@@ -182,7 +182,8 @@ class CachesApi:
         tokens = len(request.prompts[0].token_ids)
         blocks = tokens // model.kv_block_tokens
         cache = replace(cache, tokens=tokens, kv_bytes=blocks * model.kv_block_bytes)
-        await self._named.load([each.id for each in request.snapshot.settings.tenants])
+        tenant_ids = [each.id for each in request.snapshot.settings.tenants]
+        await self._named.load(cache.place.owner, tenant_ids)
         scope.enter_context(self._named.making(cache, allowance(tenant, model)))
         await self._journey.submit(request, task, tenant, model, scope)
         await run_to_end(request)

@@ -75,8 +75,10 @@ class NamedCaches:
         await self._store.look_up(place, now_s)
         return _live_cache(self._store.copy.get(place), now_s)
 
-    async def load(self, tenant_ids: list[str]) -> None:
-        """Make sure that what these tenants hold has been asked for once: it counts for others."""
+    async def load(self, owner: Owner, tenant_ids: list[str]) -> None:
+        """Bring what the owner's tenant holds up to date, since another gateway may have added to
+        it, and make sure that these tenants' has been asked for once: it counts for others."""
+        self._loaded.discard(owner.tenant)
         for tenant_id in tenant_ids:
             tenant = self.owner(tenant_id, None).tenant
             if tenant not in self._loaded and await self._store.refresh(tenant, self._clock()):

@@ -13,6 +13,7 @@ from gateway.wire.fields import Fields
 from gateway.wire.generation import read_user
 from gateway.wire.json_body import parse_object
 from gateway.wire.messages import Conversation, read_messages
+from gateway.wire.unsupported import NAMED_PREFIX, refuse_unsupported
 from gateway.wire.usage import Usage
 
 LEAST_TTL_S = 60
@@ -55,6 +56,7 @@ def read_new_cache(body: bytes | bytearray) -> NewCache:
             "cache_control has no place here: all of a named prefix is kept for its ttl.",
             param="messages",
         )
+    refuse_unsupported(fields, NAMED_PREFIX)
     ttl_s, user = _read_ttl(fields), read_user(fields)
     unknown = (*fields.unread(), *conversation.unknown)
     return NewCache(name, model, user, conversation, ttl_s, unknown)

@@ -146,6 +146,7 @@ class TestCreating:
             ({"ttl": "soon"}, "ttl"),
             ({"ttl": True}, "ttl"),
             ({"ttl": []}, "ttl"),
+            ({"tools": [{"type": "function"}]}, "tools"),
             ({"messages": []}, "messages"),
             ({"messages": [{"role": "system"}]}, "messages[0].content"),
             ({"model": None}, "model"),

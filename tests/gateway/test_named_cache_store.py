@@ -13,8 +13,9 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
+from gateway.errors import ApiError
 from gateway.named_cache_store import RedisNamedCacheStore, open_control_client
-from gateway.named_caches import NamedCaches
+from gateway.named_caches import Allowance, NamedCaches
 from tests.cache.valkey import Valkey, free_port, running_valkey
 from tests.gateway.stage import eventually
 from tests.gateway.test_named_caches import Clock, entry, make
@@ -189,6 +190,18 @@ async def test_an_erasure_that_redis_has_not_heard_of_is_not_complete(
         assert await named.erase_tenant("acme", None) == (0, True)
     async with gateway(valkey) as later:
         assert await later.live(owner) == []
+
+
+async def test_what_another_gateway_made_meanwhile_counts(valkey: Valkey) -> None:
+    allowance = Allowance(quota_bytes=250, shared_bytes=0)
+    async with gateway(valkey) as here, gateway(valkey) as there:
+        owner = here.owner("acme", None)
+        await there.load(owner, ["acme"])
+        for name in ("one", "two"):
+            await make(here, entry(owner, name, kv_bytes=100), allowance)
+        await there.load(owner, ["acme"])
+        with pytest.raises(ApiError, match="does not fit"):
+            await make(there, entry(owner, "three", kv_bytes=100), allowance)
 
 
 async def test_a_cluster(tmp_path: Path) -> None:
