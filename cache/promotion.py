@@ -20,6 +20,8 @@ from policies.tiering import SecondLook, choose_load, load_deadline_s, probe_is_
 
 _LANDING_SHARE = 0.5
 """Of the DRAM slots, at most so many are held for prompts that wait; the others stay evictable."""
+_PATIENCE_S = 0.002
+"""A step is put off for so long at most, for an answer that lets a prompt begin in it."""
 _LATE_IN_A_ROW = 2
 """After so many loads that ran out of time, Redis is too slow to load from until one is in time."""
 
@@ -75,6 +77,7 @@ class Promotion:
         self._ask_again = SecondLook()
         self._load_again = SecondLook()
         self._late_loads = 0  # since one was whole
+        self._asked: dict[Lookup, float] = {}  # questions that are open, and since when
         self._incoming: dict[bytes, list[Lookup]] = {}  # being fetched: link -> who waits for it
 
     def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
@@ -133,6 +136,14 @@ class Promotion:
 
         dram.copier.upload(list(zip(slots, pages, strict=True)), copied)
 
+    def answer_due_s(self) -> float:
+        """How much longer to expect the youngest open question's answer; 0.0 if none is worth
+        waiting for."""
+        round_trip_s = self._tiers.cost.load_s("redis", 0)
+        if not self._asked or round_trip_s > _PATIENCE_S:
+            return 0.0
+        return max(0.0, max(self._asked.values()) + _PATIENCE_S - time.monotonic())
+
     @property
     def holds_slots(self) -> bool:
         """Whether any prompt that waits has slots held for it."""
@@ -172,7 +183,7 @@ class Promotion:
         self._hold(lookup, sorted(set(missing).difference(unknown)))
         lookup.begin()
         tiers.in_flight += 1
-        asked_s = time.monotonic()
+        asked_s = self._asked[lookup] = time.monotonic()
 
         def answered(probe: Probe) -> None:
             seconds = time.monotonic() - asked_s
@@ -211,6 +222,7 @@ class Promotion:
     def _probed(self, lookup: Lookup, unknown: Sequence[int], probe: Probe, seconds: float) -> None:
         tiers = self._tiers
         tiers.in_flight -= 1
+        del self._asked[lookup]
         if probe.failed is None:
             tiers.cost.observe_load("redis", 0, seconds)
         if probe.failed is not None:

@@ -84,6 +84,11 @@ class TieredCache:
                 self._worth(came_from).asked_again()
         return self._promotion.look_up(keys, tenant, prompt_tokens)
 
+    def answer_due_s(self) -> float:
+        """How long to put off a step for Redis's answer about a prompt that was just queued: a
+        question takes a fraction of a millisecond, and waiting for the next step tens of them."""
+        return self._promotion.answer_due_s()
+
     def find(self, lookup: Lookup, keys: Sequence[BlockKey]) -> Found:
         """What can be had of `keys` now."""
         return self._promotion.find(lookup, keys)

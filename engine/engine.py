@@ -341,7 +341,16 @@ class Engine:
         self._scheduler.remove(sequence)
         return _last_words(request_id, FinishReason.ABORT, sequence.cached_tokens)
 
+    def _let_answers_in(self) -> None:
+        """Put the step off a little for prompts that could begin in it."""
+        while (due_s := self._cache.answer_due_s()) > 0:
+            with self._wake:
+                if not self._wake.wait_for(self._has_news, due_s) or not self._cache.has_mail:
+                    return
+            self._cache.settle()
+
     def _step(self) -> None:
+        self._let_answers_in()
         chunks = self._scheduler.schedule()
         if not chunks:
             self._wait_for_news()
