@@ -22,6 +22,8 @@ _LANDING_SHARE = 0.5
 """Of the DRAM slots, at most so many are held for prompts that wait; the others stay evictable."""
 _PATIENCE_S = 0.002
 """A step is put off for so long at most, for an answer that lets a prompt begin in it."""
+_LONG_ROUND_TRIP_S = 0.005
+"""Of a Redis that takes so long, no answer is waited for."""
 _LATE_IN_A_ROW = 2
 """After so many loads that ran out of time, Redis is too slow to load from until one is in time."""
 
@@ -140,7 +142,7 @@ class Promotion:
         """How much longer to expect the youngest open question's answer; 0.0 if none is worth
         waiting for."""
         round_trip_s = self._tiers.cost.load_s("redis", 0)
-        if not self._asked or round_trip_s > _PATIENCE_S:
+        if not self._asked or round_trip_s > _LONG_ROUND_TRIP_S:
             return 0.0
         return max(0.0, max(self._asked.values()) + _PATIENCE_S - time.monotonic())
 
@@ -182,14 +184,21 @@ class Promotion:
             return
         self._hold(lookup, sorted(set(missing).difference(unknown)))
         lookup.begin()
+        # without the first of them the others are of no use: most questions end there
+        self._ask(lookup, unknown, 1)
+
+    def _ask(self, lookup: Lookup, unknown: Sequence[int], blocks: int) -> None:
+        """Ask Redis for the first `blocks` of these."""
+        tiers, redis = self._tiers, self._tiers.redis
+        assert redis is not None
         tiers.in_flight += 1
         asked_s = self._asked[lookup] = time.monotonic()
 
         def answered(probe: Probe) -> None:
             seconds = time.monotonic() - asked_s
-            tiers.mail.post(lambda: self._probed(lookup, unknown, probe, seconds))
+            tiers.mail.post(lambda: self._probed(lookup, unknown, blocks, probe, seconds))
 
-        redis.probe([lookup.keys[index] for index in unknown], answered)
+        redis.probe([lookup.keys[index] for index in unknown[:blocks]], answered)
 
     def _waits_for_another(self, lookup: Lookup, keys: Sequence[BlockKey]) -> bool:
         """Whether one of these blocks is on its way for another prompt; then look again when it is
@@ -219,7 +228,9 @@ class Promotion:
         limit = int(dram.capacity * _LANDING_SHARE) if dram.keeps else dram.capacity
         return max(0, limit - self._landing_slots)
 
-    def _probed(self, lookup: Lookup, unknown: Sequence[int], probe: Probe, seconds: float) -> None:
+    def _probed(
+        self, lookup: Lookup, unknown: Sequence[int], blocks: int, probe: Probe, seconds: float
+    ) -> None:
         tiers = self._tiers
         tiers.in_flight -= 1
         del self._asked[lookup]
@@ -231,8 +242,11 @@ class Promotion:
             tiers.count_misses(Tier.REDIS, probe.failed, len(unknown))
             lookup.settle()
             return
+        if blocks < len(unknown) and all(probe.present) and not lookup.closed:
+            self._ask(lookup, unknown, len(unknown))
+            return
         present: set[int] = set()
-        for asked, (index, there) in enumerate(zip(unknown, probe.present, strict=True)):
+        for asked, (index, there) in enumerate(zip(unknown, probe.present, strict=False)):
             problem = Miss.EVICTED if tiers.is_stored(lookup.keys[index]) else None
             if asked in probe.damaged:
                 problem = Miss.CORRUPT
