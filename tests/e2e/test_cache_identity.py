@@ -169,7 +169,7 @@ def test_values_of_another_dtype_under_the_right_keys_are_misses(
         assert total(answer) == 0
         cold = complete(other, model, "moved to another dtype", cache_salt="cold")
         assert text(answer) == text(cold)
-    for model, blocks in (("half", 20), ("wide", 10)):
+    for model in ("half", "wide"):
         scrape = metrics_of(other)
         refused = [
             scrape.total(
@@ -177,7 +177,7 @@ def test_values_of_another_dtype_under_the_right_keys_are_misses(
             )
             for reason in ("corrupt", "foreign")  # of another length, or of another name
         ]
-        assert sum(refused) >= blocks
+        assert sum(refused) >= 1  # the first one: without it the others are not asked for
 
 
 def test_cached_tokens_add_up_through_preemption(acme: Client, on_redis: GatewayProcess) -> None:
