@@ -34,7 +34,11 @@ class DramTier:
     arena: HostArena
     copier: Copier
     keeps: bool
-    capacity: int
+
+    @property
+    def capacity(self) -> int:
+        """How many slots there are."""
+        return self.arena.slots
 
     def release(self, slots: Sequence[int], *, used: bool = True) -> None:
         """One holder fewer for each slot; see `BlockPool.release`."""

@@ -28,26 +28,18 @@ from cache.redis_options import RedisOptions
 from cache.redis_store import RedisStore
 from cache.report import CacheUse
 from cache.tiered_cache import TieredCache
-from engine.architecture import Architecture, Layer, Rope
-from engine.caching import CacheOptions, tiers_opener
-from engine.decoder import weight_names
+from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
 from engine.opening import ExecutorOptions, open_executor
+from engine.random_models import SHAPES, random_llama, random_weights
 from engine.report import StepReport
 from engine.request import EngineRequest
 from engine.sampling_params import SamplingParams
-from engine.weight_shapes import weight_shapes
 
 _ROOT = b"bench-tiers-root"
 _NEW_TOKENS = 8
 _QUIET_S = 60.0
-_SHAPES = {  # hidden, intermediate, heads, kv heads, layers, vocabulary
-    "135m": (576, 1536, 9, 3, 30, 49152),
-    "1b": (2048, 8192, 32, 8, 16, 128_256),
-    "8b": (4096, 14336, 32, 8, 32, 128_256),
-}
-"""SmolLM2-135M, Llama 3.2 1B, Llama 3.1 8B."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +58,9 @@ class _Bench:
 
     def __init__(self, args: argparse.Namespace, redis: RedisStore | None) -> None:
         device, dtype = torch.device(args.device), getattr(torch, args.dtype)
-        architecture = _architecture(args.shape, max(args.prompts) + 64)
-        weights = _random_weights(architecture, dtype, device)
+        architecture = random_llama(args.shape, max(args.prompts) + 64)
+        weights = random_weights(architecture, dtype, device)
+        self.vocab_size = architecture.vocab_size
         parameters = sum(tensor.numel() for tensor in weights.values())
         self.executor: Executor = open_executor(
             architecture,
@@ -79,8 +72,14 @@ class _Bench:
         identity = CacheIdentity(
             os.urandom(16).hex(), "", args.dtype, self.executor.kv_layout, 16, "tp1"
         )
-        opener = tiers_opener(
+        cost = measure_cost(
+            self.executor,
             parameters,
+            step_tokens=args.step_tokens,
+            max_context=architecture.max_positions,
+        )
+        opener = tiers_opener(
+            cost,
             identity,
             CacheOptions(
                 dram_bytes=args.dram_mib << 20,
@@ -89,7 +88,6 @@ class _Bench:
                 ahead_tokens=2 * args.step_tokens,
                 max_context=architecture.max_positions,
             ),
-            step_tokens=args.step_tokens,
         )
         self.cache: TieredCache
 
@@ -189,7 +187,7 @@ def _measure(
     tiers = [Tier.DEVICE, Tier.DRAM, *([Tier.REDIS] if redis is not None else [])]
     times: dict[str, list[float]] = {"cold": [], **{tier: [] for tier in tiers}}
     generator = np.random.default_rng(length)
-    vocabulary = _SHAPES[args.shape][5]
+    vocabulary = bench.vocab_size
     for _ in range(args.n):
         prompt = generator.integers(0, vocabulary, length).tolist()
         seconds, expected = bench.ask(prompt)
@@ -231,7 +229,7 @@ def _check(use: CacheUse | None, tier: Tier, length: int, same: bool, dtype: str
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine.bench_tiers", description=__doc__)
-    parser.add_argument("--shape", choices=sorted(_SHAPES), default="135m")
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="135m")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     parser.add_argument(
@@ -247,50 +245,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--redis", default="", help="a URL; without one Redis is left out")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args(argv)
-
-
-def _architecture(shape: str, max_positions: int) -> Architecture:
-    hidden, intermediate, heads, kv_heads, layers, vocabulary = _SHAPES[shape]
-    head_dim = hidden // heads
-    half = head_dim // 2
-    return Architecture(
-        family="llama",
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_positions=max_positions,
-        norm_eps=1e-5,
-        layers=tuple(Layer(None, 0) for _ in range(layers)),
-        ropes=(Rope(tuple(5e5 ** (-i / half) for i in range(half)), 1.0),),
-        attention_scale=head_dim**-0.5,
-        activation="silu",
-        embedding_scale=1.0,
-        tied_embeddings=shape != "8b",
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sandwich_norms=False,
-    )
-
-
-def _random_weights(
-    architecture: Architecture, dtype: torch.dtype, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Made where they will be used: eight billion numbers take long on a CPU."""
-    weights: dict[str, torch.Tensor] = {}
-    shapes = weight_shapes(architecture)
-    for name in sorted(weight_names(architecture)):
-        shape = shapes[name]
-        if len(shape) == 1:
-            weights[name] = torch.ones(shape, dtype=dtype, device=device)
-        else:
-            weights[name] = torch.empty(shape, dtype=dtype, device=device)
-            weights[name].normal_(0.0, shape[1] ** -0.5)
-    return weights
 
 
 def _device_name(device: str) -> str:

@@ -14,7 +14,6 @@ from cache.envelope import Envelope, header_bytes
 from cache.host_arena import HostArena
 from cache.identity import CacheIdentity
 from cache.redis_store import RedisStore, RedisTier
-from cache.sealing import Sealer
 from cache.sightings import Sightings
 from cache.tiered_cache import TieredCache
 from cache.tiers import DramTier, Tiers
@@ -36,12 +35,11 @@ class CacheOptions:
     """The lower tiers of one engine. `dram_bytes` 0: none, and Redis only has a landing place.
 
     `ahead_tokens` are pages whose content is copied down before they are needed: at least what two
-    steps take. `sealer` encrypts what goes to Redis.
+    steps take.
     """
 
     dram_bytes: int = 0
     redis: RedisStore | None = None
-    sealer: Sealer | None = None
     write_through: bool = False
     ahead_tokens: int = 512
     max_context: int = 2048
@@ -52,25 +50,32 @@ def device_only(executor: Executor, wake: Callable[[], None]) -> TieredCache:
     return _open(executor, wake, _generic_cost(executor), None, None, CacheOptions())
 
 
+def measure_cost(
+    executor: Executor, parameters: int, *, step_tokens: int, max_context: int
+) -> CostModel:
+    """What the steps of a model of so many parameters cost here. Takes a good part of a second, on
+    pages that hold nothing yet."""
+    block_bytes = int(executor.pages.shape[1])
+    cost = CostModel(
+        token_flops=2.0 * parameters,
+        weight_bytes=float(parameters * executor.dtype.itemsize),
+        kv_token_bytes=block_bytes / executor.block_tokens,
+        block_bytes=block_bytes,
+    )
+    calibrate(executor, cost, step_tokens=step_tokens, max_context=max_context)
+    return cost
+
+
 def tiers_opener(
-    parameters: int, identity: CacheIdentity, options: CacheOptions, *, step_tokens: int
+    cost: CostModel, identity: CacheIdentity, options: CacheOptions
 ) -> Callable[[Executor, Callable[[], None]], TieredCache]:
-    """Opens the tiers for an executor of a model of so many parameters, and measures what its
-    steps cost.
+    """Opens the tiers for an executor.
 
     What it returns raises ModelLoadError if the DRAM budget is more than the machine has or less
     than one block.
     """
 
     def open_cache(executor: Executor, wake: Callable[[], None]) -> TieredCache:
-        block_bytes = int(executor.pages.shape[1])
-        cost = CostModel(
-            token_flops=2.0 * parameters,
-            weight_bytes=float(parameters * executor.dtype.itemsize),
-            kv_token_bytes=block_bytes / executor.block_tokens,
-            block_bytes=block_bytes,
-        )
-        calibrate(executor, cost, step_tokens=step_tokens, max_context=options.max_context)
         dram = _open_dram(executor, options)
         redis = None
         if options.redis is not None:
@@ -78,9 +83,9 @@ def tiers_opener(
                 Envelope(
                     identity.digest(),
                     executor.block_tokens,
-                    block_bytes,
+                    int(executor.pages.shape[1]),
                     identity.kv_dtype,
-                    options.sealer,
+                    options.redis.sealer(),
                 )
             )
         return _open(executor, wake, cost, dram, redis, options)
@@ -120,7 +125,6 @@ def _open_dram(executor: Executor, options: CacheOptions) -> DramTier | None:
         arena=arena,
         copier=make_copier(executor.pages, arena),
         keeps=options.dram_bytes > 0,
-        capacity=slots,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 
 import structlog
@@ -14,8 +14,7 @@ import torch
 from cache.block_pool import Share
 from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
-from cache.sealing import Sealer
-from engine.caching import CacheOptions, tiers_opener
+from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.chat_template import ChatTemplate
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
@@ -30,6 +29,7 @@ from gateway.redis_services import open_redis
 from gateway.replicas.in_process import InProcessReplica, Sink
 from gateway.served_model import ServedModel
 from gateway.settings import ModelSettings, Settings
+from policies.cost import CostModel
 
 _log = structlog.get_logger("forebay.fleet")
 
@@ -52,10 +52,9 @@ async def open_fleet(
     async with AsyncExitStack() as held:
         redis = await held.enter_async_context(open_redis(settings.redis, environ, secret, metrics))
         fleet = Fleet(secret, redis.named)
-        sealer = Sealer(secret) if settings.redis.encrypt else None
         for model in settings.models:
             store = redis.kv if model.cache.redis else None
-            fleet.add(model, await _open(model, store, sealer, metrics, progress, held))
+            fleet.add(model, await _open(model, store, metrics, progress, held))
         await fleet.apply(settings)
         yield fleet
 
@@ -97,30 +96,26 @@ def _share(floor_bytes: int, quota_bytes: int | None, block_bytes: int) -> Share
 async def _open(
     settings: ModelSettings,
     redis: RedisStore | None,
-    sealer: Sealer | None,
     metrics: Metrics,
     progress: ReportProgress,
     held: AsyncExitStack,
 ) -> tuple[ServedModel, Engine]:
     started = time.monotonic()
-    model, parameters, executor = await asyncio.to_thread(_load, settings, progress)
+    model, executor, cost = await asyncio.to_thread(_load, settings, progress)
     held.callback(executor.close)
     step_tokens = _step_tokens(settings, executor.device)
-    max_context = min(settings.max_context, model.architecture.max_positions)
-
+    max_context = _max_context(settings, model)
     identity = cache_identity(model, executor)
     open_cache = tiers_opener(
-        parameters,
+        cost,
         identity,
         CacheOptions(
             dram_bytes=settings.cache.dram,
             redis=redis,
-            sealer=sealer,
             write_through=settings.cache.write == "through",
             ahead_tokens=2 * step_tokens,
             max_context=max_context,
         ),
-        step_tokens=step_tokens,
     )
     engines: list[Engine] = []
 
@@ -174,7 +169,7 @@ async def _open(
     return served, engines[0]
 
 
-def _load(settings: ModelSettings, progress: ReportProgress) -> tuple[Model, int, Executor]:
+def _load(settings: ModelSettings, progress: ReportProgress) -> tuple[Model, Executor, CostModel]:
     device = choose_device(settings.device)
     dtype: torch.dtype = choose_dtype(settings.dtype, device)
     path = bundled_model_path() if settings.path == "bundled" else Path(settings.path)
@@ -193,7 +188,20 @@ def _load(settings: ModelSettings, progress: ReportProgress) -> tuple[Model, int
         ),
         say=lambda line: _log.info(line, model=settings.name),
     )
-    return model, parameters, executor
+    with ExitStack() as opened:
+        opened.callback(executor.close)
+        cost = measure_cost(
+            executor,
+            parameters,
+            step_tokens=_step_tokens(settings, device),
+            max_context=_max_context(settings, model),
+        )
+        opened.pop_all()
+    return model, executor, cost
+
+
+def _max_context(settings: ModelSettings, model: Model) -> int:
+    return min(settings.max_context, model.architecture.max_positions)
 
 
 def _step_tokens(settings: ModelSettings, device: torch.device) -> int:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.architecture import Architecture, Layer, Rope
-from engine.decoder import Program, build_program, weight_names
+from engine.decoder import build_program
 from engine.executors.base import StepBatch
 from engine.executors.native import NativeExecutor, NativeUnavailable
 from engine.executors.native_library import ISA_NUMBERS
 from engine.hardware import choose_threads
+from engine.random_models import random_llama, random_weights
 
 _BLOCK_TOKENS = 16
 _BLOCKS = 1024
@@ -51,55 +51,6 @@ _STEPS = (
     StepShape("prefill, 512", 1, 512, 512),
     StepShape("prefill, 1024", 1, 1024, 1024),
 )
-
-
-def smollm2_135m() -> Architecture:
-    """The bundled model's shape."""
-    return Architecture(
-        family="llama",
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        max_positions=8192,
-        norm_eps=1e-5,
-        layers=tuple(Layer(None, 0) for _ in range(30)),
-        ropes=(Rope(tuple(100000.0 ** (-i / 32) for i in range(32))),),
-        attention_scale=0.125,
-        activation="silu",
-        embedding_scale=1.0,
-        tied_embeddings=True,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        sandwich_norms=False,
-    )
-
-
-def random_weights(program: Program, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Weights of the right shapes that keep activations finite."""
-    arch = program.architecture
-    rows = {
-        "query": arch.query_size,
-        "key": arch.kv_size,
-        "value": arch.kv_size,
-        "gate": arch.intermediate_size,
-        "up": arch.intermediate_size,
-        "embed": arch.vocab_size,
-    }
-    columns = {"output": arch.query_size, "down": arch.intermediate_size}
-    weights = {}
-    for name in sorted(weight_names(arch)):
-        part = name.split(".")[-2]
-        if part.endswith("norm"):
-            weights[name] = torch.ones(arch.hidden_size)
-        else:
-            shape = (rows.get(part, arch.hidden_size), columns.get(part, arch.hidden_size))
-            weights[name] = (torch.randn(shape) * shape[1] ** -0.5).to(dtype)
-    return weights
 
 
 def step_batch(shape: StepShape) -> StepBatch:
@@ -140,8 +91,8 @@ def open_bench_executor(isa: str, dtype: torch.dtype, threads: int) -> tuple[Nat
     Raises NativeUnavailable.
     """
     os.environ["FOREBAY_NATIVE_ISA"] = isa
-    program = build_program(smollm2_135m())
-    weights = random_weights(program, dtype)
+    program = build_program(random_llama("135m", 8192))
+    weights = random_weights(program.architecture, dtype)
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     executor = NativeExecutor(
         program,

@@ -9,7 +9,7 @@ import torch
 from cache.identity import CacheIdentity
 from cache.tiered_cache import TieredCache
 from engine.attention.reference import reference_attention
-from engine.caching import CacheOptions, tiers_opener
+from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
 from engine.executors.torch_executor import TorchExecutor
@@ -69,10 +69,9 @@ def open_engine(*, blocks: int, dram_blocks: int) -> tuple[Engine, Collector, li
     block_bytes = int(executor.pages.shape[1])
     caches: list[TieredCache] = []
     opener = tiers_opener(
-        100_000,
+        measure_cost(executor, 100_000, step_tokens=64, max_context=256),
         CacheIdentity("w", "", "float32", executor.kv_layout, 16, "tp1"),
         CacheOptions(dram_bytes=dram_blocks * (block_bytes + 256), max_context=256),
-        step_tokens=64,
     )
 
     def open_cache(executor, wake):

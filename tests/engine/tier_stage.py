@@ -178,7 +178,7 @@ class TierStage:
         cost = CostModel(
             token_flops=1e9, weight_bytes=1e9, kv_token_bytes=4.0, block_bytes=BLOCK_BYTES
         )
-        self.dram = DramTier(BlockPool(slots), arena, self.copier, keeps, slots)
+        self.dram = DramTier(BlockPool(slots), arena, self.copier, keeps)
         self.tiers = Tiers(
             BlockPool(pages),
             self.dram,

@@ -25,7 +25,7 @@ from cache.report import CacheUse, TierStats
 from cache.tiered_cache import TieredCache
 from cache.tiers import Tiers
 from engine import caching
-from engine.caching import CacheOptions, tiers_opener
+from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
@@ -268,13 +268,13 @@ def running_stage(
     options = CacheOptions(
         dram_bytes=dram_blocks * (int(executor.pages.shape[1]) + 1024),
         redis=store,
-        sealer=store.sealer() if store is not None else None,
         write_through=write_through,
         ahead_tokens=4 * block_tokens,
         max_context=MAX_CONTEXT,
     )
     opened: list[TieredCache] = []
-    opener = tiers_opener(10_000, identity, options, step_tokens=STEP_TOKENS)
+    cost = measure_cost(executor, 10_000, step_tokens=STEP_TOKENS, max_context=MAX_CONTEXT)
+    opener = tiers_opener(cost, identity, options)
 
     def open_cache(executor: Executor, wake: Callable[[], None]) -> TieredCache:
         opened.append(opener(executor, wake))
