@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache.block import BlockKey, Retention, Tier
+from cache.block_pool import BlockPool
 from cache.tiers import Tiers
+from policies.tiering import WriteWorth
 
 BLOCKS_AT_ONCE = 16
 """Blocks that are copied or sent as one piece of work."""
@@ -21,6 +23,34 @@ _STORING_SHARE = 0.25
 """Of the DRAM slots, at most so many are held for writes to Redis."""
 
 
+class _Front:
+    """The blocks that a pool would push out next, and how many of them are known to have been
+    looked after: copied down, or judged not to be worth it."""
+
+    def __init__(self, pool: BlockPool, ahead: int) -> None:
+        self._pool = pool
+        self._ahead = ahead
+        self._looked_after = 0
+        self._seen = (-1, -1)
+
+    def passed(self) -> None:
+        """The first of them was pushed out."""
+        self._looked_after -= 1
+
+    def due(self, now_s: float) -> list[int]:
+        """Those to look after now, in order: none while enough are, or while nothing was taken
+        since, since what could not be copied then cannot be now."""
+        free = self._pool.counts().free
+        if free >= self._ahead or self._looked_after > self._ahead // 2:
+            return []
+        if (seen := (free, self._pool.evictions)) == self._seen:
+            return []
+        self._seen = seen
+        victims = self._pool.next_victims(self._ahead - free, now_s)
+        self._looked_after = len(victims)
+        return victims
+
+
 class Demotion:
     """Copies blocks down and writes them to Redis. Step-loop thread only.
 
@@ -29,14 +59,11 @@ class Demotion:
 
     def __init__(self, tiers: Tiers, *, ahead: int, write_through: bool) -> None:
         self._tiers = tiers
-        self._ahead = ahead
         self._through = write_through
         self._copying: set[bytes] = set()
         self._storing: set[bytes] = set()
-        self._safe_pages = 0
-        self._safe_slots = 0
-        self._device_looked_at = (-1, -1)
-        self._dram_looked_at = (-1, -1)
+        self._pages = _Front(tiers.device, ahead)
+        self._slots = _Front(tiers.dram.pool, ahead) if tiers.dram is not None else None
 
     @property
     def copying(self) -> bool:
@@ -50,18 +77,21 @@ class Demotion:
 
     @property
     def room_for_stores(self) -> int:
-        """How many more blocks can be on their way to Redis at a time, but at least one."""
-        return max(1, self._slots_for_writes(True))
+        """How many more blocks can be on their way to Redis now; not less than nothing."""
+        dram = self._tiers.dram
+        assert dram is not None
+        share = int(dram.capacity * _STORING_SHARE) if dram.keeps else dram.capacity
+        return max(0, max(1, share) - len(self._storing))
 
-    def maintain(self) -> None:
+    def maintain(self, now_s: float) -> None:
         """Copy down what is about to be pushed out; cheap when nothing has changed."""
-        tiers, dram = self._tiers, self._tiers.dram
-        if dram is None:
+        dram = self._tiers.dram
+        if dram is None or self._slots is None or not dram.keeps:
             return
-        if dram.keeps:
-            self._maintain_device()
-            if tiers.redis_up:
-                self._maintain_dram()
+        if pages := self._pages.due(now_s):
+            self.copy_down([page for page in pages if self._is_worth_copying(page)])
+        if self._tiers.redis_up and (slots := self._slots.due(now_s)):
+            self.store([slot for slot in slots if self._is_worth_storing(slot)])
 
     def copy_down(
         self, pages: Sequence[int], *, then_store: bool = False, for_s: float = 0.0
@@ -74,6 +104,7 @@ class Demotion:
         tiers, dram = self._tiers, self._tiers.dram
         if dram is None:
             return
+        below: list[int] = []
         moves: list[tuple[int, int]] = []
         keys: list[BlockKey] = []
         for page in pages:
@@ -81,19 +112,20 @@ class Demotion:
             if key is None or key.link in self._copying:
                 continue
             if (slot := dram.find(key)) is not None:
-                if then_store:
-                    self.store([slot], for_s)
+                below.append(slot)
                 continue
             tenant = key.owner.tenant
             if not then_store and not dram.pool.may_stay(tenant):
                 tiers.counters[Tier.DRAM].dropped["quota"] += 1
                 continue
-            if not dram.pool.available(tenant) or self._slots_for_writes(then_store) < 1:
+            if not dram.pool.available(tenant) or (then_store and not self.room_for_stores):
                 tiers.counters[Tier.DRAM].dropped["no_room"] += 1
                 continue
             moves.append((page, dram.pool.take(1, tenant)[0]))
             keys.append(key)
             self._copying.add(key.link)
+        if then_store:
+            self.store(below, for_s)
         for start in range(0, len(moves), BLOCKS_AT_ONCE):
             part = slice(start, start + BLOCKS_AT_ONCE)
             self._download(moves[part], keys[part], for_s if then_store else None)
@@ -111,7 +143,7 @@ class Demotion:
                 continue
             if tiers.is_stored(key, for_s):
                 continue
-            if self._slots_for_writes(True) <= len(batch):
+            if self.room_for_stores <= len(batch):
                 tiers.counters[Tier.REDIS].dropped["busy"] += 1
                 continue
             batch.append((key, slot))
@@ -142,7 +174,7 @@ class Demotion:
     def pushed_from_device(self, key: BlockKey) -> None:
         """The device pool evicts a block."""
         tiers, dram = self._tiers, self._tiers.dram
-        self._safe_pages -= 1
+        self._pages.passed()
         tiers.sightings.pushed_out(key, Tier.DEVICE)
         tiers.device_worth.pushed_out()
         if dram is not None and dram.keeps and dram.find(key) is None:
@@ -151,48 +183,12 @@ class Demotion:
     def pushed_from_dram(self, key: BlockKey) -> None:
         """DRAM evicts a block."""
         tiers = self._tiers
-        self._safe_slots -= 1
+        if self._slots is not None:
+            self._slots.passed()
         tiers.sightings.pushed_out(key, Tier.DRAM)
         tiers.dram_worth.pushed_out()
         if tiers.redis is not None and not tiers.is_stored(key):
             tiers.counters[Tier.REDIS].dropped["not_worth_it"] += 1
-
-    def _slots_for_writes(self, storing: bool) -> int:
-        """How many more slots may be held for writes to Redis."""
-        dram = self._tiers.dram
-        assert dram is not None
-        if not storing:
-            return dram.capacity
-        share = int(dram.capacity * _STORING_SHARE) if dram.keeps else dram.capacity
-        return max(1, share) - len(self._storing)
-
-    def _maintain_device(self) -> None:
-        tiers, pool = self._tiers, self._tiers.device
-        counts = pool.counts()
-        if counts.free >= self._ahead or self._safe_pages > self._ahead // 2:
-            return
-        if (looked_at := (counts.free, pool.evictions)) == self._device_looked_at:
-            return  # nothing was taken since: what is not safe by now did not find room below
-        self._device_looked_at = looked_at
-        dram = tiers.dram
-        assert dram is not None
-        victims = pool.next_victims(self._ahead - counts.free, tiers.now_s())
-        wanted = [page for page in victims if self._is_worth_copying(page)]
-        self.copy_down(wanted)
-        self._safe_pages = len(victims)
-
-    def _maintain_dram(self) -> None:
-        tiers, dram = self._tiers, self._tiers.dram
-        assert dram is not None
-        counts = dram.pool.counts()
-        if counts.free >= self._ahead or self._safe_slots > self._ahead // 2:
-            return
-        if (looked_at := (counts.free, dram.pool.evictions)) == self._dram_looked_at:
-            return
-        self._dram_looked_at = looked_at
-        victims = dram.pool.next_victims(self._ahead - counts.free, tiers.now_s())
-        self.store([slot for slot in victims if self._is_worth_storing(slot)])
-        self._safe_slots = len(victims)
 
     def _is_worth_copying(self, page: int) -> bool:
         tiers, dram = self._tiers, self._tiers.dram
@@ -200,13 +196,7 @@ class Demotion:
         key = tiers.device.key_of(page)
         if key is None or dram.find(key) is not None or key.link in self._copying:
             return False
-        move_s = tiers.move_s("dram")
-        return tiers.device_worth.is_worth(
-            hits=tiers.device.hits_of(page),
-            saving_s=tiers.saving_s(key),
-            load_s=move_s,
-            store_s=move_s,
-        )
+        return self._is_worth(key, tiers.device.hits_of(page), Tier.DRAM, tiers.device_worth)
 
     def _is_worth_storing(self, slot: int) -> bool:
         tiers, dram = self._tiers, self._tiers.dram
@@ -214,13 +204,12 @@ class Demotion:
         key = dram.pool.key_of(slot)
         if key is None or tiers.is_stored(key) or key.link in self._storing:
             return False
-        move_s = tiers.move_s("redis")
-        return tiers.dram_worth.is_worth(
-            hits=dram.pool.hits_of(slot),
-            saving_s=tiers.saving_s(key),
-            load_s=move_s,
-            store_s=move_s,
-        )
+        return self._is_worth(key, dram.pool.hits_of(slot), Tier.REDIS, tiers.dram_worth)
+
+    def _is_worth(self, key: BlockKey, hits: int, below: Tier, worth: WriteWorth) -> bool:
+        move_s = self._tiers.move_s(below)
+        saving_s = self._tiers.saving_s(key)
+        return worth.is_worth(hits=hits, saving_s=saving_s, load_s=move_s, store_s=move_s)
 
     def _download(
         self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey], store_for_s: float | None

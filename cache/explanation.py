@@ -16,8 +16,8 @@ _EXPLAINED_BLOCKS = 64
 
 def explain(
     tiers: Tiers, lookup: Lookup, keys: Sequence[BlockKey], origins: Sequence[Tier]
-) -> tuple[tuple[BlockRun, ...], Mapping[tuple[Tier, Miss], int]]:
-    """The runs of a prompt's blocks, and what the device counts as misses by reason.
+) -> tuple[tuple[BlockRun, ...], Mapping[Miss, int]]:
+    """The runs of a prompt's blocks, and how many were missed for which reason.
 
     `origins` are where the leading blocks came from; every key behind them was missed. The tail
     that has no key holds the last token.
@@ -25,10 +25,10 @@ def explain(
     runs: list[BlockRun] = []
     for index, tier in enumerate(origins):
         _append(runs, BlockRun(index, 1, tier))
-    counted: Counter[tuple[Tier, Miss]] = Counter()
+    counted: Counter[Miss] = Counter()
     for index in range(len(origins), len(keys)):
         miss, diverged_at = _reason(tiers, lookup, keys, index, len(origins))
-        counted[Tier.DEVICE, miss] += 1
+        counted[miss] += 1
         _append(runs, BlockRun(index, 1, None, miss, diverged_at))
     if len(origins) <= len(keys) and lookup.prompt_tokens > len(keys) * tiers.block_tokens:
         _append(runs, BlockRun(len(keys), 1, None, Miss.LAST_TOKEN))

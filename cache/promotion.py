@@ -1,8 +1,9 @@
 """Up the tiers: what a prompt finds, from Redis into DRAM while it waits, from DRAM into pages.
 
-A prompt's missing blocks are looked up in one question when it is queued. Nothing here blocks: what
-takes time runs on other threads and comes back through the mailbox; a prompt whose KV is on the way
-waits in its own state. Whatever is late, missing or wrong is computed instead.
+A prompt's missing blocks are looked up when it is queued: the first one, and if it is there all the
+others in one question. Nothing here blocks: what takes time runs on other threads and comes back
+through the mailbox; a prompt whose KV is on the way waits in its own state. Whatever is late,
+missing or wrong is computed instead.
 """
 
 from __future__ import annotations
@@ -234,14 +235,13 @@ class Promotion:
         tiers = self._tiers
         tiers.in_flight -= 1
         del self._asked[lookup]
-        if probe.failed is None:
-            tiers.cost.observe_load("redis", 0, seconds)
         if probe.failed is not None:
             for index in unknown:
                 lookup.misses[index] = probe.failed
             tiers.count_misses(Tier.REDIS, probe.failed, len(unknown))
             lookup.settle()
             return
+        tiers.cost.observe_load("redis", 0, seconds)
         if blocks < len(unknown) and all(probe.present) and not lookup.closed:
             self._ask(lookup, unknown, len(unknown))
             return

@@ -71,8 +71,7 @@ class TieredCache:
 
     def maintain(self) -> None:
         """Between steps: copy down what will be pushed out soon."""
-        self._tiers.now_s()
-        self._demotion.maintain()
+        self._demotion.maintain(self._tiers.now_s())
 
     def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
         """A prompt is queued: note that its blocks were asked for, search the lower tiers."""
@@ -164,8 +163,8 @@ class TieredCache:
             kept = published[: wish.tokens // tiers.block_tokens]
             tiers.device.keep(kept, time.monotonic() + wish.seconds)
         runs, misses = explain(tiers, lookup, keys, origins)
-        for tier_and_reason, blocks in misses.items():
-            tiers.count_misses(*tier_and_reason, blocks)
+        for reason, blocks in misses.items():
+            tiers.count_misses(Tier.DEVICE, reason, blocks)
         return CacheUse(
             block_tokens=tiers.block_tokens,
             device_tokens=tokens[Tier.DEVICE],
@@ -289,7 +288,7 @@ class TieredCache:
         now = tiers.now_s()
         slots = dram.pool.cached_in_order(now)
         pages = tiers.device.cached_in_order(now)
-        room = self._demotion.room_for_stores
+        room = max(1, self._demotion.room_for_stores)
         size = max(1, min(_SAVE_BATCH, room // 2))
         under_way = min(_SAVE_BATCH, room - size) // BLOCKS_AT_ONCE
         for batch in _batches(slots, size):
