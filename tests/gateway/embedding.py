@@ -6,6 +6,7 @@ standard input ends. Ctrl-C is taken as a running gateway takes it: noticed, and
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -22,8 +23,8 @@ def main() -> None:
 
 
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """Unbuffered: a signal's handler may not enter a write of `sys.stdout` that it interrupts."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 if __name__ == "__main__":
