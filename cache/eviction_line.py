@@ -12,6 +12,7 @@ from cache.lazy_heap import LazyHeap
 from cache.pool_tenant import Block, Share, Tenant
 from cache.victims import foresee_victims
 from policies.eviction import (
+    EvictionOrder,
     advance_clock,
     blocks_over_quota,
     eviction_order,
@@ -135,7 +136,7 @@ class EvictionLine:
             # A leaf's ancestors save less than it does, so that mostly they follow at once: go on
             # with this tenant until another's first leaf is due.
             self._givers.remove(tenant)
-            rival = self._givers.first()
+            rival = self._rival(tenant, taker)
             limit = min(count, tenant.giving or tenant.evictable)
             try:
                 while limit:
@@ -146,7 +147,7 @@ class EvictionLine:
                     limit -= 1
                     first = tenant.leaves.first()
                     if first is None or (
-                        rival is not None and on_pool_clock(first[:3], tenant.lead) > rival[:3]
+                        rival is not None and on_pool_clock(first[:3], tenant.lead) > rival
                     ):
                         break
             finally:
@@ -208,11 +209,25 @@ class EvictionLine:
     def _next_to_give(self, taker: Tenant | None) -> Tenant:
         """Whose first leaf goes next: the taker itself gives whatever its floor."""
         offered = self._givers.first()
-        if taker is None or taker.giving or not taker.evictable:
-            assert offered is not None
-            return offered[3]
-        own = taker.leaves.first()
-        assert own is not None
-        if offered is None or on_pool_clock(own[:3], taker.lead) < offered[:3]:
+        own = self._spared_leaf(taker)
+        if offered is None or (own is not None and own < offered[:3]):
+            assert taker is not None
             return taker
         return offered[3]
+
+    def _rival(self, tenant: Tenant, taker: Tenant | None) -> EvictionOrder | None:
+        """Where the first leaf stands of those that could give instead of `tenant`, which has been
+        taken out of the givers."""
+        offered = self._givers.first()
+        own = None if taker is tenant else self._spared_leaf(taker)
+        if offered is None or (own is not None and own < offered[:3]):
+            return own
+        return offered[:3]
+
+    def _spared_leaf(self, taker: Tenant | None) -> EvictionOrder | None:
+        """Where the taker's first leaf stands if others could not take it: its floor spares it."""
+        if taker is None or taker.giving or not taker.evictable:
+            return None
+        first = taker.leaves.first()
+        assert first is not None
+        return on_pool_clock(first[:3], taker.lead)

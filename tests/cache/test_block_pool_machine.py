@@ -363,3 +363,16 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
+
+
+def test_the_takers_own_leaf_is_a_rival_while_another_tenant_gives() -> None:
+    """A taker below its floor gives to itself: a run of another's victims ends where its own leaf
+    is due. Found by the machine above, which needs luck to find it again."""
+    anyone, a, b = TENANTS
+    machine = PoolMachine()
+    machine.run_prompts(prompts=[(anyone, 1, 0, True)])
+    machine.set_shares(floors=(0, 3), quotas=(None, None, None))
+    machine.run_prompts(prompts=[(anyone, 3, 0, False), (a, 2, 1, True), (b, 3, 1, True)])
+    machine.run_prompts(prompts=[(a, 1, 0, True), (b, 2, 0, False)])
+    machine.take(count=4, tenant=b)
+    machine.agrees_with_the_model()
