@@ -49,7 +49,7 @@ class Copier(Protocol):
 
 def make_copier(pages: torch.Tensor, arena: HostArena) -> Copier:
     """The copier for where `pages` is. `pages`: uint8 [blocks, block_bytes]; the arena's blocks
-    must be as large, and pinned if the pages are on a CUDA device."""
+    must be as large, and should be pinned if the pages are on a CUDA device."""
     if pages.ndim != 2 or pages.dtype != torch.uint8 or pages.shape[1] != arena.block_bytes:
         raise ValueError(
             f"pages are {pages.dtype} {list(pages.shape)}, the arena's blocks uint8 of"
@@ -115,12 +115,11 @@ class CudaCopier:
 
     A copy begins when what the caller had queued on its current stream is through, by an event
     recorded at the call; nothing else is waited for. `done` comes when the bytes are there, so that
-    whatever the caller launches after it sees them.
+    whatever the caller launches after it sees them. An arena that is not pinned works too: the
+    driver then stages the copies, and this thread waits for each.
     """
 
     def __init__(self, pages: torch.Tensor, arena: HostArena) -> None:
-        if not arena.pinned:
-            raise ValueError("copies to and from a CUDA device need a pinned arena")
         self._device = pages.device
         # Block by block, made once: torch would stage a strided copy in memory of its own.
         self._pages, self._payloads = pages.unbind(), arena.payloads.unbind()

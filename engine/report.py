@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cache.block_events import BlockEvents
 from engine.request import EngineOutput
+from policies.cost import Coefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,10 @@ class EngineStats:
     """False once the step loop has died; nothing more will come out."""
     last_step_age_s: float
     """Seconds since the loop last finished a step or found nothing to do."""
+    pending_tokens: int = 0
+    """Prompt tokens that are neither computed nor found in the cache yet, of all that is here."""
+    context_tokens: int = 0
+    """The running sequences' contexts, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,9 @@ class StepReport:
     """One step's outcome, handed to the owner's sink in one call (one event-loop wake-up).
 
     `seconds`, `tokens` (rows computed) and `sequences` describe the forward step; they are zero
-    when the report only carries aborts or rejections.
+    when the report only carries aborts or rejections. `events` is what the tiers have come to hold
+    or lost since the report before, None for nothing; `cost` what work takes here, None for as last
+    told.
     """
 
     outputs: tuple[EngineOutput, ...]
@@ -38,3 +46,5 @@ class StepReport:
     tokens: int
     sequences: int
     stats: EngineStats
+    events: BlockEvents | None = None
+    cost: Coefficients | None = None

@@ -29,6 +29,10 @@ class EngineRequest:
     `priority` runs first. `read_cache` False computes every prompt token (prompt logprobs need it)
     but still stores the blocks. `owner` is whose the blocks are, for quotas and erasure; `shared` a
     prefix that belongs to everybody; `retention` which prefixes to keep longer than others.
+
+    `generated_token_ids` are tokens that another replica has generated for this request already:
+    generation goes on behind them, with the draws, penalties and `params.max_tokens` (which count
+    them) as if it had never stopped. Only new tokens are put out.
     """
 
     request_id: str
@@ -40,6 +44,7 @@ class EngineRequest:
     owner: Owner = NOBODY
     shared: SharedPrefix | None = None
     retention: tuple[Retention, ...] = ()
+    generated_token_ids: tuple[int, ...] = ()
 
 
 class FinishReason(StrEnum):

@@ -14,6 +14,7 @@ are refitted from what is observed (`policies.online_fit`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.online_fit import OnlineFit, Trend
 
@@ -38,6 +39,68 @@ class StepShape:
     sequences: int
     attended: int
     context_read: int
+
+
+class Coefficients(NamedTuple):
+    """A cost model at one moment, in seconds: what a replica tells of itself, and what routing
+    predicts with. `step_tokens` is the replica's token budget of one step, `block_tokens` the size
+    of the blocks that loads move. Hashable, so that predictions for equal replicas are made once.
+    """
+
+    constant_s: float
+    token_s: float
+    sequence_s: float
+    attended_s: float
+    context_read_s: float
+    dram_latency_s: float
+    dram_block_s: float
+    redis_latency_s: float
+    redis_block_s: float
+    step_tokens: int
+    block_tokens: int
+
+    def step_s(self, shape: StepShape) -> float:
+        """One step of this shape."""
+        return (
+            self.constant_s
+            + self.token_s * shape.tokens
+            + self.sequence_s * shape.sequences
+            + self.attended_s * shape.attended
+            + self.context_read_s * shape.context_read
+        )
+
+    def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
+        """Computing `uncached_tokens` behind `cached_tokens`, alone, in steps of `step_tokens`."""
+        if uncached_tokens <= 0:
+            return 0.0
+        full = (uncached_tokens - 1) // self.step_tokens  # steps before the last
+        steps = full + 1
+        context_read = (
+            steps * cached_tokens + self.step_tokens * full * (full + 1) // 2 + uncached_tokens
+        )
+        return (
+            steps * (self.constant_s + self.sequence_s)
+            + self.token_s * uncached_tokens
+            + self.attended_s * _attended(cached_tokens, uncached_tokens)
+            + self.context_read_s * context_read
+        )
+
+    def decode_step_s(self, batch: int, context_tokens: int) -> float:
+        """One token for each of `batch` sequences with `context_tokens` of context each."""
+        read = batch * context_tokens
+        return self.step_s(StepShape(batch, batch, read, read))
+
+    def load_s(self, dram_tokens: int, redis_tokens: int) -> float:
+        """Bringing so many tokens of KV to the device, one tier after the other: what Redis has
+        goes through host memory."""
+        seconds = 0.0
+        if redis_tokens:
+            seconds += self.redis_latency_s
+            seconds += self.redis_block_s * (redis_tokens / self.block_tokens)
+        if dram_tokens or redis_tokens:
+            seconds += self.dram_latency_s
+            seconds += self.dram_block_s * ((dram_tokens + redis_tokens) / self.block_tokens)
+        return seconds
 
 
 class CostModel:
@@ -80,22 +143,28 @@ class CostModel:
             + context_read_s * shape.context_read
         )
 
+    def coefficients(self, step_tokens: int, block_tokens: int) -> Coefficients:
+        """The model as it is now, for whoever predicts elsewhere."""
+        constant, token_s, sequence_s, attended_s, context_read_s = self._steps.coefficients
+        dram_latency_s, dram_block_s = self._loads["dram"].coefficients
+        redis_latency_s, redis_block_s = self._loads["redis"].coefficients
+        return Coefficients(
+            constant_s=constant,
+            token_s=token_s,
+            sequence_s=sequence_s,
+            attended_s=attended_s,
+            context_read_s=context_read_s,
+            dram_latency_s=dram_latency_s,
+            dram_block_s=dram_block_s,
+            redis_latency_s=redis_latency_s,
+            redis_block_s=redis_block_s,
+            step_tokens=step_tokens,
+            block_tokens=block_tokens,
+        )
+
     def prefill_s(self, uncached_tokens: int, cached_tokens: int, step_tokens: int = 256) -> float:
         """Computing `uncached_tokens` behind `cached_tokens`, alone, in steps of `step_tokens`."""
-        if uncached_tokens <= 0:
-            return 0.0
-        constant, token_s, sequence_s, attended_s, context_read_s = self._steps.coefficients
-        full = (uncached_tokens - 1) // step_tokens  # steps before the last
-        steps = full + 1
-        context_read = (
-            steps * cached_tokens + step_tokens * full * (full + 1) // 2 + uncached_tokens
-        )
-        return (
-            steps * (constant + sequence_s)
-            + token_s * uncached_tokens
-            + attended_s * _attended(cached_tokens, uncached_tokens)
-            + context_read_s * context_read
-        )
+        return self.coefficients(step_tokens, 16).prefill_s(uncached_tokens, cached_tokens)
 
     def decode_step_s(self, batch: int, context_tokens: int) -> float:
         """One token for each of `batch` sequences with `context_tokens` of context each."""

@@ -8,11 +8,12 @@ import torch
 
 from cache.identity import CacheIdentity
 from cache.tiered_cache import TieredCache
-from engine.attention.reference import reference_attention
+from engine.attention.batched import batched_attention
 from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
 from engine.executors.torch_executor import TorchExecutor
+from engine.sampling.sampler import Sampler
 from tests.engine.harness import Collector, request, run_all
 from tests.engine.native_models import (
     ARCHITECTURES,
@@ -24,12 +25,12 @@ from tests.engine.native_models import (
     random_ids,
     random_weights,
 )
+from tests.engine.test_sampler import MIXED, mixed_rows, random_logits
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def on_cuda(arch, dtype=torch.float32, *, blocks=BLOCKS, reference=False):
-    options = {"attention": reference_attention} if reference else {}
+def on_cuda(arch, dtype=torch.float32, *, blocks=BLOCKS, attention=batched_attention):
     return TorchExecutor(
         build_program(arch),
         random_weights(arch),
@@ -37,7 +38,7 @@ def on_cuda(arch, dtype=torch.float32, *, blocks=BLOCKS, reference=False):
         dtype=dtype,
         blocks=blocks,
         block_tokens=16,
-        **options,
+        attention=attention,
     )
 
 
@@ -64,6 +65,36 @@ def test_bfloat16_stays_near_float32():
     assert (want.argmax(-1) == got.argmax(-1)).float().mean() > 0.9
 
 
+@pytest.mark.parametrize("wants_logits", [True, False])
+def test_a_step_that_nobody_reads_is_over_when_it_returns(wants_logits):
+    def slow_attention(*args):
+        torch.cuda._sleep(100_000_000)  # some hundredths of a second
+        return batched_attention(*args)
+
+    executor = on_cuda(architecture(), attention=slow_attention)
+    batch = make_step([(Sequence(random_ids(60, 1), [3, 1, 7, 9]), 60)])
+    if not wants_logits:
+        batch.logit_rows = batch.logit_rows[:0]
+    executor.forward(batch)  # loads kernels
+    torch.cuda.synchronize()
+    executor.forward(batch)
+    assert torch.cuda.current_stream().query() is not wants_logits
+
+
+def test_sampling_chooses_as_on_the_cpu():
+    logits = random_logits(len(MIXED), 49_157, seed=3)
+    here = Sampler().sample(logits.clone(), mixed_rows())
+    there = Sampler().sample(logits.cuda(), mixed_rows())
+    assert [each.token_id for each in there] == [each.token_id for each in here]
+    for one, other in zip(here, there, strict=True):
+        assert (one.logprobs is None) == (other.logprobs is None)
+        if one.logprobs is not None:
+            assert other.logprobs.logprob == pytest.approx(one.logprobs.logprob, abs=1e-5)
+            assert [token for token, _ in other.logprobs.top] == [
+                token for token, _ in one.logprobs.top
+            ]
+
+
 def open_engine(*, blocks: int, dram_blocks: int) -> tuple[Engine, Collector, list[TieredCache]]:
     executor = on_cuda(architecture(), blocks=blocks)
     block_bytes = int(executor.pages.shape[1])
@@ -85,7 +116,10 @@ def open_engine(*, blocks: int, dram_blocks: int) -> tuple[Engine, Collector, li
     return engine, collector, caches
 
 
-def test_text_from_device_and_dram_equals_the_cold_text():
+@pytest.mark.parametrize("lockable", [True, False])
+def test_text_from_device_and_dram_equals_the_cold_text(lockable, monkeypatch, caplog):
+    if not lockable:
+        monkeypatch.setattr("cache.host_arena._pin", refuse)
     engine, collector, _ = open_engine(blocks=40, dram_blocks=200)
     prompts = [random_ids(100 + i, 100 + i).tolist() for i in range(12)]
     try:
@@ -111,5 +145,28 @@ def test_text_from_device_and_dram_equals_the_cold_text():
             cold[i] for i in order
         ]
         engine.check_integrity()
+    finally:
+        engine.close()
+    assert ("not page-locked" in caplog.text) is not lockable
+
+
+def refuse(*_):
+    raise MemoryError("too much to lock")
+
+
+def test_prompt_logprobs_and_sampled_text_repeat():
+    engine, collector, _ = open_engine(blocks=40, dram_blocks=40)
+    prompt = random_ids(150, 4).tolist()
+    asked = {"temperature": 1.0, "seed": 7, "top_p": 0.9, "logprobs": 3}
+    try:
+        requests = [request(f"sampled-{n}", prompt, 16, **asked) for n in range(3)]
+        requests.append(request("scored", prompt, prompt_logprobs=2))
+        for each in requests:
+            run_all(engine, collector, [each])
+        outcomes = collector.outcomes
+        first, *others = (outcomes[f"sampled-{n}"].token_ids for n in range(3))
+        assert others == [first, first]
+        assert outcomes["sampled-1"].cached_tokens > 0
+        assert len(outcomes["scored"].prompt_logprobs) == len(prompt) - 1
     finally:
         engine.close()

@@ -1,0 +1,86 @@
+"""Which replica a request goes to.
+
+Every term is a time in seconds: what waits in front, what has to be moved, what has to be computed.
+There is no weight between "prefix" and "load" to be tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple, Protocol
+
+from policies.cost import Coefficients
+
+
+class Cached(NamedTuple):
+    """The beginning of a prompt that a replica is believed to have, in tokens by tier; what is in
+    two tiers counts for the faster one."""
+
+    device: int = 0
+    dram: int = 0
+    redis: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """All of it."""
+        return self.device + self.dram + self.redis
+
+
+NOTHING_CACHED = Cached()
+
+
+class Standing(NamedTuple):
+    """What is known of a replica's work now. Token counts are predictions of uncached prompt tokens
+    that it has not computed yet (`pending_tokens`, in front of a newcomer); `waiting` and `running`
+    count sequences, `context_tokens` sums the running ones' contexts; `max_running` is how many it
+    runs at once, `full` that it would refuse another."""
+
+    pending_tokens: int = 0
+    waiting: int = 0
+    running: int = 0
+    context_tokens: int = 0
+    max_running: int = 16
+    full: bool = False
+
+
+class Candidate(NamedTuple):
+    """A replica that could take the request."""
+
+    name: str
+    cost: Coefficients
+    standing: Standing
+    cached: Cached = NOTHING_CACHED
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What routing knows of a request: the length of its prompt in tokens, how many it may
+    generate, and its place in the order of classes (lower is more urgent)."""
+
+    prompt_tokens: int
+    max_tokens: int = 16
+    priority: int = 0
+
+
+class Prediction(NamedTuple):
+    """A candidate's predicted time to first token by term, in seconds."""
+
+    queue_s: float
+    load_s: float
+    prefill_s: float
+
+    @property
+    def ttft_s(self) -> float:
+        """All of it."""
+        return self.queue_s + self.load_s + self.prefill_s
+
+
+class RoutingPolicy(Protocol):
+    """Chooses among candidates. `random` is the only source of chance; equal choices are made by
+    it, so that several gateways do not herd."""
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """The index of the candidate to take; there is at least one."""
+        ...
