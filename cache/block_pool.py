@@ -17,11 +17,12 @@ thread-safe: the step loop owns it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cache.block import NOBODY, BlockKey
 from cache.eviction_line import EvictionLine
+from cache.journal import TierChanges
 from cache.pool_tenant import Block, Share, Tenant
 
 __all__ = ["BlockPool", "PoolCounts", "PoolExhausted", "Share"]
@@ -46,6 +47,8 @@ class BlockPool:
 
     `on_evict(index, key)` is told of every block that loses its content to a `take` or a quota,
     while `key_of`, `hits_of` and `keep_until_of` still answer for it; it must not change the pool.
+    `changes` is told of every block that comes to be found here, and of every one that is not any
+    more.
     `keep_at_most` blocks can be kept at a time, None is all: beyond it whoever keeps most gives up
     what of it would expire first.
     """
@@ -61,6 +64,7 @@ class BlockPool:
             raise ValueError(f"a pool needs at least one block, not {blocks}")
         self.evictions = 0
         self.on_evict = on_evict
+        self.changes: TierChanges | None = None
         self._holders = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._published: list[Block | None] = [None] * blocks
@@ -231,6 +235,8 @@ class BlockPool:
             block.tenant.attach(block)
             self._line.note_use(block)
             self._published[index] = self._by_link[key.link] = block
+            if self.changes is not None:
+                self.changes.stored(key.link)
             self._line.offer(block.tenant)
         answer = self._by_link[key.link]
         if answer.key == key:
@@ -264,6 +270,10 @@ class BlockPool:
     def clear(self) -> list[tuple[int, BlockKey]]:
         """Unpublish everything."""
         return [dropped for tag in self._line.tenants for dropped in self.drop_owned(tag, None)]
+
+    def links(self) -> Collection[bytes]:
+        """Of all that is published, held or cached; a view."""
+        return self._by_link.keys()
 
     def key_of(self, index: int) -> BlockKey | None:
         """What is published there."""
@@ -336,6 +346,8 @@ class BlockPool:
     def _unpublish(self, block: Block) -> None:
         self._line.remove(block)
         del self._by_link[block.key.link]
+        if self.changes is not None:
+            self.changes.removed(block.key.link)
         self._published[block.index] = None
         if not block.held:
             self._cached -= 1

@@ -15,7 +15,11 @@ _EXPLAINED_BLOCKS = 64
 
 
 def explain(
-    tiers: Tiers, lookup: Lookup, keys: Sequence[BlockKey], origins: Sequence[Tier]
+    tiers: Tiers,
+    lookup: Lookup,
+    keys: Sequence[BlockKey],
+    origins: Sequence[Tier],
+    prompt_tokens: int,
 ) -> tuple[tuple[BlockRun, ...], Mapping[Miss, int]]:
     """The runs of a prompt's blocks, and how many were missed for which reason.
 
@@ -30,7 +34,7 @@ def explain(
         miss, diverged_at = _reason(tiers, lookup, keys, index, len(origins))
         counted[miss] += 1
         _append(runs, BlockRun(index, 1, None, miss, diverged_at))
-    if len(origins) <= len(keys) and lookup.prompt_tokens > len(keys) * tiers.block_tokens:
+    if len(origins) <= len(keys) and prompt_tokens > len(keys) * tiers.block_tokens:
         _append(runs, BlockRun(len(keys), 1, None, Miss.LAST_TOKEN))
     return tuple(runs), counted
 

@@ -33,6 +33,7 @@ _LATE_IN_A_ROW = 2
 class Lookup:
     """One prompt's search in the lower tiers. `pending` until it is known what can be had.
 
+    `prompt_tokens` are all that it has to compute or load, tokens generated before included.
     `slots` are DRAM slots held for it, by block index; `from_redis` the blocks that came from Redis
     for this prompt; `misses` why a block did not come, by block index.
     """

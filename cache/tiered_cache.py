@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextlib import closing
 
 from cache.block import NOBODY, BlockKey, Retention, Tier
+from cache.block_events import BlockEvents
 from cache.block_pool import BlockPool, Share
 from cache.demotion import BLOCKS_AT_ONCE, Demotion
 from cache.explanation import explain
@@ -61,6 +62,11 @@ class TieredCache:
         return not self._tiers.in_flight and not self._tiers.mail
 
     @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has something to tell."""
+        return bool(self._tiers.journal)
+
+    @property
     def copies_down(self) -> bool:
         """Whether copies to a lower tier hold pages that nobody else may be using."""
         return self._demotion.copying
@@ -87,6 +93,13 @@ class TieredCache:
         """How long to put off a step for Redis's answer about a prompt that was just queued: a
         question takes a fraction of a millisecond, and waiting for the next step tens of them."""
         return self._promotion.answer_due_s()
+
+    def blocks_held(self, keys: Sequence[BlockKey]) -> int:
+        """How many of the first of `keys` are on the device or, behind those, in DRAM."""
+        dram, held = self._tiers.dram, len(self._tiers.device.match(keys))
+        while dram is not None and held < len(keys) and dram.find(keys[held]) is not None:
+            held += 1
+        return held
 
     def find(self, lookup: Lookup, keys: Sequence[BlockKey]) -> Found:
         """What can be had of `keys` now."""
@@ -133,10 +146,11 @@ class TieredCache:
         pages: Sequence[int],
         loaded: range,
         computed: int,
+        prompt_tokens: int,
         retention: Sequence[Retention],
     ) -> CacheUse:
-        """A prompt starts with its first `computed` tokens in `pages`, the first of which stand
-        under the first of its `keys`: count it, once per request.
+        """A prompt of `prompt_tokens` starts with its first `computed` tokens in `pages`, the first
+        of which stand under the first of its `keys`: count it, once per request.
 
         The pages at indexes `loaded` were copied up for it. The last page may be used in part, and
         may belong to the tail that has no key.
@@ -162,7 +176,7 @@ class TieredCache:
         for wish in retention:
             kept = published[: wish.tokens // tiers.block_tokens]
             tiers.device.keep(kept, time.monotonic() + wish.seconds)
-        runs, misses = explain(tiers, lookup, keys, origins)
+        runs, misses = explain(tiers, lookup, keys, origins, prompt_tokens)
         for reason, blocks in misses.items():
             tiers.count_misses(Tier.DEVICE, reason, blocks)
         return CacheUse(
@@ -230,6 +244,14 @@ class TieredCache:
         """Empty the DRAM tier alone."""
         if self._tiers.dram is not None:
             self._tiers.dram.pool.clear()
+
+    def take_events(self) -> BlockEvents | None:
+        """The next batch of what the tiers have come to hold or lost; None for nothing."""
+        return self._tiers.journal.take()
+
+    def snapshot(self) -> BlockEvents:
+        """All that the tiers hold, as the next batch."""
+        return self._tiers.snapshot()
 
     def stats(self) -> CacheStats:
         """Every tier's counters. Any thread."""

@@ -6,11 +6,14 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from cache.block import BlockKey, Tier
+from cache.block import BlockKey, Owner, Tier
+from cache.block_events import BlockEvents
 from cache.block_pool import BlockPool
 from cache.copier import Copier
 from cache.host_arena import HostArena
+from cache.journal import Journal
 from cache.mailbox import Mailbox
 from cache.redis_store import RedisTier
 from cache.report import Miss
@@ -51,6 +54,13 @@ class DramTier:
     def find(self, key: BlockKey) -> int | None:
         """The slot that holds this block."""
         return self.pool.find(key)
+
+
+class _Stored(NamedTuple):
+    """A block that Redis is known to hold: until when, at least, and whose it is."""
+
+    until_s: float
+    owner: Owner
 
 
 @dataclass(slots=True)
@@ -103,9 +113,15 @@ class Tiers:
         self.counters = {tier: TierCounters() for tier in Tier}
         self.in_flight = 0
         """Transfers of any kind that still hold pages or slots."""
-        self._stored: OrderedDict[bytes, float] = OrderedDict()  # link -> until when, at least
+        self.journal = Journal(time.time_ns())
+        """Of this cache's life: a later one has a larger epoch."""
+        self._redis_changes = self.journal.of(Tier.REDIS)
+        self._stored: OrderedDict[bytes, _Stored] = OrderedDict()  # by link
         self._erasures: list[tuple[bytes | None, bytes | None]] = []
         self._erasures_before = 0
+        device.changes = self.journal.of(Tier.DEVICE)
+        if dram is not None and dram.keeps:  # what only lands there is gone before it is of use
+            dram.pool.changes = self.journal.of(Tier.DRAM)
 
     def now_s(self) -> float:
         """The clock that retention goes by; tells the pools as well."""
@@ -125,20 +141,26 @@ class Tiers:
 
     def is_stored(self, key: BlockKey, for_s: float = 0.0) -> bool:
         """Whether Redis holds the block for `for_s` more seconds, as far as is known here."""
-        until_s = self._stored.get(key.link)
-        return until_s is not None and until_s >= time.monotonic() + for_s
+        known = self._stored.get(key.link)
+        return known is not None and known.until_s >= time.monotonic() + for_s
 
     def note_stored(self, key: BlockKey, life_s: float | None) -> None:
         """Redis was seen to hold the block, and will for `life_s` (0.0: not known); None: it does
         not hold it."""
+        known = self._stored.pop(key.link, None)
         if life_s is None:
-            self._stored.pop(key.link, None)
+            if known is not None:
+                self._redis_changes.removed(key.link)
             return
         until_s = time.monotonic() + (life_s or _UNKNOWN_LIFE_S)
-        self._stored[key.link] = max(until_s, self._stored.get(key.link, 0.0))
-        self._stored.move_to_end(key.link)
+        if known is None:
+            self._redis_changes.stored(key.link)
+        else:
+            until_s = max(until_s, known.until_s)
+        self._stored[key.link] = _Stored(until_s, key.owner)
         if len(self._stored) > _KNOWN_STORED:
-            self._stored.popitem(last=False)
+            oldest, _ = self._stored.popitem(last=False)
+            self._redis_changes.removed(oldest)
 
     @property
     def redis_up(self) -> bool:
@@ -152,11 +174,35 @@ class Tiers:
     def note_erasure(self, tenant: bytes | None, scope: bytes | None) -> None:
         """Everything of this owner that is under way must come to nothing. None: of anybody."""
         self._erasures.append((tenant, scope))
-        self._stored.clear()  # whose they are is not known; at worst a block is written again
+        self._forget_stored(
+            [
+                link
+                for link, (_, owner) in self._stored.items()
+                if tenant in (None, owner.tenant) and scope in (None, owner.scope)
+            ]
+        )
         if len(self._erasures) > _REMEMBERED_ERASURES:
             half = len(self._erasures) // 2
             del self._erasures[:half]
             self._erasures_before += half
+
+    def snapshot(self) -> BlockEvents:
+        """All that every tier holds, for who has missed what was told before; of Redis, all that is
+        known here and has not outlived its time."""
+        now = time.monotonic()
+        self._forget_stored([link for link, (until_s, _) in self._stored.items() if until_s < now])
+        return self.journal.snapshot(
+            {
+                Tier.DEVICE: self.device.links(),
+                Tier.DRAM: self.dram.pool.links() if self.dram and self.dram.keeps else (),
+                Tier.REDIS: self._stored.keys(),
+            }
+        )
+
+    def _forget_stored(self, links: Sequence[bytes]) -> None:
+        for link in links:
+            del self._stored[link]
+            self._redis_changes.removed(link)
 
     def was_erased(self, key: BlockKey, since: int) -> bool:
         """Whether the block's owner was erased after `since` was taken; in doubt, yes."""

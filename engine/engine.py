@@ -8,6 +8,7 @@ knows nothing of text, tenants or HTTP.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from typing import TypeVar
 
 import torch
 
+from cache.block_events import BlockEvents
 from cache.block_pool import Share
 from cache.report import CacheStats, Erased
 from cache.tiered_cache import TieredCache
@@ -30,8 +32,10 @@ from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampled, Sampler
+from engine.sampling_params import SamplingParams
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
+from policies.cost import Coefficients
 
 _log = logging.getLogger("forebay.engine")
 
@@ -44,6 +48,8 @@ _ERASURE_S = 60.0
 _SAVE_S = 10.0
 """When stopping: so long blocks are written to Redis before the rest is given up."""
 _NEWS_S = 0.05
+_COST_S = 1.0
+"""While stepping, what work takes is told so often."""
 _REST_S = 1.0
 """After that long without work the engine is at rest: time to check its books."""
 
@@ -70,7 +76,8 @@ class Engine:
         sink: Sink,
         open_cache: OpenCache = device_only,
     ) -> None:
-        """`sink` is called on the engine's thread after every step that has something to say.
+        """`sink` is called on the engine's thread after every step, and between steps when there is
+        something to say; first of all with a snapshot of the tiers and what work takes.
 
         `open_cache` gets a function that wakes the step loop, callable from any thread.
 
@@ -110,6 +117,7 @@ class Engine:
         self._steps = 0
         self._checked_steps = 0
         self._idle_since = time.monotonic()
+        self._cost_told_s = -math.inf
         self._alive = True
         self._submitted: list[EngineRequest] = []  # guarded by _wake, like the next three
         self._aborted: list[str] = []
@@ -143,10 +151,10 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot; exact between steps, at most one step old otherwise."""
         counts = self._scheduler.pool.counts()
+        load = self._scheduler.load()
+        submitted = self._submitted.copy()
         return EngineStats(
-            waiting=len(self._scheduler.waiting)
-            + len(self._scheduler.loading)
-            + len(self._submitted),
+            waiting=len(self._scheduler.waiting) + len(self._scheduler.loading) + len(submitted),
             running=len(self._scheduler.running),
             pages_free=counts.free,
             pages_cached=counts.cached,
@@ -156,6 +164,12 @@ class Engine:
             steps=self._steps,
             alive=self._alive,
             last_step_age_s=time.monotonic() - self._idle_since,
+            pending_tokens=load.pending_tokens
+            + sum(
+                len(request.prompt_token_ids) + len(request.generated_token_ids)
+                for request in submitted
+            ),
+            context_tokens=load.context_tokens,
         )
 
     def call(self, function: Callable[[], T]) -> T:
@@ -178,6 +192,14 @@ class Engine:
             self._calls.append(run)
             self._wake.notify()
         return answer.result()
+
+    def block_snapshot(self) -> BlockEvents:
+        """All that the tiers hold, as a batch of events that the next one follows.
+
+        The sink gets it too, at its place among the others, so that who follows those cannot
+        mistake their order. Raises EngineError if the engine has stopped.
+        """
+        return self.call(self._tell_snapshot)
 
     def cache_stats(self) -> CacheStats:
         """Every tier's counters. Any thread."""
@@ -236,6 +258,7 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            self._tell_snapshot()
             while self._take_in():
                 self._step()
         except BaseException:  # noqa: BLE001 - the thread's last word; the owner sees alive=False
@@ -251,6 +274,8 @@ class Engine:
 
     def _take_in(self) -> bool:
         """Wait for work, then apply what came in; False when it is time to stop."""
+        if not self._sequences:
+            self._tell_changes()
         while not self._wait_for_work(_REST_S):
             self._check_at_rest()
         with self._wake:
@@ -328,11 +353,19 @@ class Engine:
             return "the prompt is empty"
         if request.params.max_tokens < 1:
             return "max_tokens must be at least 1"
+        given = request.generated_token_ids
+        if len(given) >= request.params.max_tokens:
+            return f"{len(given)} of max_tokens {request.params.max_tokens} are generated already"
+        if given and self._ends(request.params, given[-1]):
+            return "the tokens generated already end with a stop token"
         if total > self._options.max_context:
             return f"prompt and max_tokens need {total} of {self._options.max_context} tokens"
         if request.request_id in self._sequences:
             return "a request of this id is running"
         return None
+
+    def _ends(self, params: SamplingParams, token: int) -> bool:
+        return token in params.stop_token_ids or (not params.ignore_eos and token in self._eos)
 
     def _abort(self, request_id: str) -> EngineOutput | None:
         sequence = self._sequences.pop(request_id, None)
@@ -353,6 +386,7 @@ class Engine:
         self._let_answers_in()
         chunks = self._scheduler.schedule()
         if not chunks:
+            self._tell_changes()
             self._wait_for_news()
             return
         shape = step_shape(chunks)
@@ -444,9 +478,10 @@ class Engine:
         sequence.append(token)
         logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
         of_prompt: tuple[TokenLogprobs, ...] | None = None
+        first = sequence.generated == sequence.given + 1
         if params.prompt_logprobs is not None and sequence.generated == 1:
             of_prompt = tuple(sequence.prompt_logprobs)
-        stopped = token in params.stop_token_ids or (not params.ignore_eos and token in self._eos)
+        stopped = self._ends(params, token)
         reason = None
         if stopped:
             reason = FinishReason.STOP
@@ -463,7 +498,7 @@ class Engine:
             finish_reason=reason,
             stopped_by_token=stopped,
             prompt_logprobs=of_prompt,
-            cache_use=sequence.cache_use if sequence.generated == 1 else None,
+            cache_use=sequence.cache_use if first else None,
         )
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:
@@ -485,10 +520,37 @@ class Engine:
         self._submitted.clear()
         return [_last_words(request_id, reason, 0, error) for request_id in ids]
 
+    def _tell_snapshot(self) -> BlockEvents:
+        events = self._cache.snapshot()
+        self._report([], 0.0, 0, 0, events)
+        return events
+
+    def _tell_changes(self) -> None:
+        """What the tiers came to hold or lost with no step to tell of it."""
+        while self._cache.has_events:
+            self._emit([], 0.0, 0, 0)
+
     def _emit(
         self, outputs: list[EngineOutput], seconds: float, tokens: int, sequences: int
     ) -> None:
-        self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, self.stats()))
+        self._report(outputs, seconds, tokens, sequences, self._cache.take_events())
+
+    def _report(
+        self,
+        outputs: list[EngineOutput],
+        seconds: float,
+        tokens: int,
+        sequences: int,
+        events: BlockEvents | None,
+    ) -> None:
+        stats = self.stats()
+        cost: Coefficients | None = None
+        if self._idle_since - self._cost_told_s >= _COST_S:
+            self._cost_told_s = self._idle_since
+            cost = self._cache.cost.coefficients(
+                self._options.step_tokens, self._executor.block_tokens
+            )
+        self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, stats, events, cost))
 
 
 @dataclass(slots=True)

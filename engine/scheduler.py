@@ -2,7 +2,8 @@
 
 One token budget per step, no prefill or decode modes: running sequences first, then waiting ones
 while budget, slots and pages last. When pages run out the least urgent running sequence releases
-its pages to the cache and waits again at its old place in line; nothing of it is lost.
+its pages to the cache and waits again at its old place in line; nothing of it is lost. It does so,
+too, for a waiting sequence of a more urgent priority, whose prefill comes before its own.
 
 A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
 it is searched for, `loading` with its slot and pages while it is copied into them.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache.block import BlockKey
 from cache.explanation import not_read
@@ -20,7 +22,7 @@ from cache.promotion import Found
 from cache.report import CacheUse
 from cache.tiered_cache import TieredCache
 from engine.sequence import Sequence
-from policies.scheduling import pick_victim, share_budget
+from policies.scheduling import Rank, pick_victim, share_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,13 @@ class Chunk:
     def reaches_end(self) -> bool:
         """Whether the chunk ends at the last known token, so that a token can be sampled."""
         return self.sequence.computed + self.tokens == self.sequence.known
+
+
+class Load(NamedTuple):
+    """What is here to be done; see `EngineStats`."""
+
+    pending_tokens: int
+    context_tokens: int
 
 
 class Scheduler:
@@ -59,14 +68,31 @@ class Scheduler:
         self._prompt_logprob_tokens = prompt_logprob_tokens
         self._free_slots = deque(range(max_running))
         self._computing: dict[bytes, Sequence] = {}  # block link -> the sequence computing it
+        self._waiting_tokens = 0  # the sum of `uncached` over those who wait
+        self._raised: list[tuple[Sequence, int]] = []
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in line by its rank, and have its prompt searched for in every tier."""
         request = sequence.request
         if sequence.lookup is None and request.read_cache and request.chain_root is not None:
             keys, tenant = self._readable_keys(sequence), request.owner.tenant
-            sequence.lookup = self._cache.look_up(keys, tenant, sequence.prompt_tokens)
-        insort(self.waiting, sequence, key=lambda waiting: waiting.rank)
+            sequence.lookup = self._cache.look_up(keys, tenant, sequence.known)
+        insort(self.waiting, sequence, key=_rank)
+        self._foresee(sequence, self._cache.blocks_held(self._readable_keys(sequence)))
+
+    def load(self) -> Load:
+        """Exact between two steps. Of those who wait, what a lower tier will turn out to have, and
+        what others will have computed until then, counts as theirs to compute."""
+        pending, context = self._waiting_tokens, 0
+        for sequence in self.running:
+            computed = sequence.computed
+            context += computed
+            if computed < sequence.prefill_end:
+                pending += sequence.prefill_end - computed
+        for sequence in self.loading:
+            loaded = len(sequence.pages) * self._block_tokens
+            pending += max(1, sequence.prefill_end - loaded)
+        return Load(pending, context)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks, in rank order, with pages for every one of their tokens.
@@ -75,9 +101,19 @@ class Scheduler:
         """
         preempted_before = self.preemptions
         short_of_pages = False
-        shares = share_budget(self._step_tokens, [self._wanted(s) for s in self.running])
+        running = list(self.running)
+        wanted = [self._wanted(sequence) for sequence in running]
+        shares = share_budget(self._step_tokens, wanted)
         chunks: list[Chunk] = []
-        for sequence, share in zip(list(self.running), shares, strict=True):
+        let_in: int | None = None
+        overtaken = bool(running) and self._is_overtaken(running[-1].rank.priority)
+        for index, sequence in enumerate(running):
+            if overtaken and not short_of_pages:
+                priority = sequence.rank.priority
+                if priority != let_in and self._is_overtaken(priority):
+                    let_in = priority
+                    shares[index:] = self._let_urgent_in(chunks, running[index:], wanted[index:])
+            share = shares[index]
             if not share or sequence.slot is None:
                 continue
             # victims are the least urgent, hence at or after this one: chunks so far stay valid
@@ -86,7 +122,8 @@ class Scheduler:
             else:
                 short_of_pages = True
         if not short_of_pages and self.preemptions == preempted_before:
-            self._admit(chunks, self._step_tokens - sum(chunk.tokens for chunk in chunks))
+            self._admit(chunks, self._left_of(chunks))
+        self._raise_leaders()
         return chunks
 
     def commit(self, chunk: Chunk) -> None:
@@ -94,7 +131,8 @@ class Scheduler:
         sequence = chunk.sequence
         sequence.computed += chunk.tokens
         self._publish(sequence, sequence.computed)
-        if sequence.computed >= sequence.prompt_tokens > sequence.computed - chunk.tokens:
+        prefilled = sequence.prompt_tokens + sequence.given
+        if sequence.computed >= prefilled > sequence.computed - chunk.tokens:
             keys = sequence.block_keys(self._block_tokens, sequence.prompt_tokens)
             self._cache.prompt_done(keys, sequence.pages, sequence.request.retention)
 
@@ -109,20 +147,30 @@ class Scheduler:
             self._cache.sequence_done(sequence.pages[: sequence.published])
             self._release(sequence)
         elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+            self._leave_line(sequence)
 
-    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+    def _admit(self, chunks: list[Chunk], budget: int, before: int | None = None) -> None:
+        """Let waiting sequences run while there is room for them; with `before` those of a priority
+        before it, for whom running ones of that priority or behind make room."""
         for sequence in list(self.waiting):
-            if not budget or not self._free_slots:
+            if before is not None and sequence.rank.priority >= before:
+                return
+            if budget <= 0 or (not self._free_slots and before is None):
                 return
             if sequence.lookup is not None and sequence.lookup.pending:
                 continue
             found = self._find(sequence)
-            if self._shall_wait_for_leader(sequence, len(found.pages) + len(found.slots)):
+            hits = len(found.pages) + len(found.slots)
+            follows = self._shall_wait_for_leader(sequence, hits)
+            if not follows or hits >= sequence.reach:
+                self._foresee(sequence, hits)
+            if follows:
                 continue
-            if not self._fits(sequence, found.pages):
+            if before is not None:
+                found = self._push_aside(sequence, found, before)
+            if not self._free_slots or not self._fits(sequence, found.pages):
                 return  # strict order: nobody overtakes a sequence that waits for pages
-            self.waiting.remove(sequence)
+            self._leave_line(sequence)
             self._take_slot(sequence, found)
             if found.slots:
                 self._load(sequence, found)
@@ -133,6 +181,53 @@ class Scheduler:
                 raise RuntimeError("an admitted sequence found no pages")
             chunks.append(Chunk(sequence, share))
             budget -= share
+
+    def _is_overtaken(self, priority: int) -> bool:
+        """Whether somebody of a more urgent priority waits."""
+        return bool(self.waiting) and self.waiting[0].rank.priority < priority
+
+    def _let_urgent_in(
+        self, chunks: list[Chunk], behind: list[Sequence], wanted: list[int]
+    ) -> list[int]:
+        """Let in who is more urgent than all of `behind`, who `wanted` so many tokens each: their
+        prefills come later, their decodes all the same. Returns the shares that are left for them.
+        """
+        budget = self._left_of(chunks) - wanted.count(1)
+        self._admit(chunks, budget, before=behind[0].rank.priority)
+        still = [
+            0 if sequence.slot is None else tokens
+            for sequence, tokens in zip(behind, wanted, strict=True)
+        ]
+        return share_budget(self._left_of(chunks), still)
+
+    def _left_of(self, chunks: list[Chunk]) -> int:
+        return self._step_tokens - sum(chunk.tokens for chunk in chunks)
+
+    def _push_aside(self, sequence: Sequence, found: Found, before: int) -> Found:
+        """Preempt running sequences of the priority `before` and behind until there is a slot and
+        pages for this one, or none are left. Returns what it can start from then: nobody held what
+        was found before."""
+        while not self._free_slots or not self._fits(sequence, found.pages):
+            last = self.running[-1] if self.running else None
+            if last is None or last.rank.priority < before:
+                break
+            self._preempt(last)
+            found = self._find(sequence)
+        return found
+
+    def _leave_line(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._waiting_tokens -= sequence.uncached
+        sequence.reach = sequence.uncached = 0
+
+    def _foresee(self, sequence: Sequence, hits: int) -> None:
+        """What a waiting sequence will compute, given that its first `hits` blocks are there."""
+        keys, reach = self._readable_keys(sequence), hits
+        while reach < len(keys) and keys[reach].link in self._computing:
+            reach += 1
+        uncached = max(1, sequence.known - reach * self._block_tokens)
+        self._waiting_tokens += uncached - sequence.uncached
+        sequence.reach, sequence.uncached = reach, uncached
 
     def _readable_keys(self, sequence: Sequence) -> list[BlockKey]:
         """Of the blocks that may be taken from the cache. Where the last one is full, all of it but
@@ -151,7 +246,23 @@ class Scheduler:
         """Whether the first missing block is being computed, or loaded, for another sequence:
         waiting for it beats doing the same twice."""
         keys = self._readable_keys(sequence)
-        return hits < len(keys) and keys[hits].link in self._computing
+        leader = self._computing.get(keys[hits].link) if hits < len(keys) else None
+        if leader is None:
+            return False
+        if leader.rank.priority > sequence.rank.priority:
+            self._raised.append((leader, sequence.rank.priority))
+        return True
+
+    def _raise_leaders(self) -> None:
+        """Who computes what a more urgent sequence waits for is as urgent as that one. Between two
+        schedules, since the order of the running ones changes."""
+        for leader, priority in self._raised:
+            if priority < leader.rank.priority:
+                leader.rank = leader.rank._replace(priority=priority)
+        if self._raised:
+            self._raised.clear()
+            self.running.sort(key=_rank)
+            self.waiting.sort(key=_rank)  # a leader may have been preempted since
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
         """Whether every known token, and one more block, has a page once `hits` are held."""
@@ -195,7 +306,7 @@ class Scheduler:
         self._publish(sequence, sequence.computed)
         loaded = range(loaded_from, len(sequence.pages))
         self._reuse_tail(sequence)
-        insort(self.running, sequence, key=lambda running: running.rank)
+        insort(self.running, sequence, key=_rank)
         lookup = sequence.lookup
         if sequence.cache_use is None:  # counted once, whatever happens later
             if lookup is None:
@@ -204,10 +315,11 @@ class Scheduler:
             else:
                 sequence.cache_use = self._cache.use(
                     lookup,
-                    self._readable_keys(sequence),
-                    sequence.pages,
+                    self._readable_keys(sequence)[: sequence.prompt_tokens // self._block_tokens],
+                    sequence.pages[: -(-sequence.prompt_tokens // self._block_tokens)],
                     loaded,
-                    sequence.computed,
+                    min(sequence.computed, sequence.prompt_tokens),
+                    sequence.prompt_tokens,
                     sequence.request.retention,
                 )
         if lookup is not None:
@@ -297,3 +409,7 @@ class Scheduler:
         assert sequence.slot is not None
         self._free_slots.append(sequence.slot)
         sequence.slot = None
+
+
+def _rank(sequence: Sequence) -> Rank:
+    return sequence.rank

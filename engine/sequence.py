@@ -19,6 +19,8 @@ class Sequence:
     Computed tokens chase known tokens: `known` counts prompt and generated tokens, `computed` those
     whose KV is in `pages`. `known - computed` is 1 while decoding and more while prefilling; there
     is no other mode. The step loop owns every field.
+
+    The first `given` generated tokens came with the request: another engine chose them.
     """
 
     __slots__ = (
@@ -27,27 +29,35 @@ class Sequence:
         "cache_use",
         "computed",
         "erased",
+        "given",
         "known",
         "leaving",
         "lookup",
         "pages",
+        "prefill_end",
         "prompt_logprobs",
         "prompt_tokens",
         "published",
         "rank",
+        "reach",
         "request",
         "row",
         "slot",
+        "uncached",
     )
 
     def __init__(self, request: EngineRequest, arrival: int) -> None:
-        prompt = request.prompt_token_ids
+        prompt, given = request.prompt_token_ids, request.generated_token_ids
         self.request = request
         self.rank = Rank(request.priority, arrival)
         self.prompt_tokens = len(prompt)
         self._tokens = np.zeros(len(prompt) + request.params.max_tokens, dtype=np.int32)
         self._tokens[: len(prompt)] = prompt
-        self.known = len(prompt)
+        self.given = len(given)
+        self.known = len(prompt) + len(given)
+        self._tokens[len(prompt) : self.known] = given
+        self.prefill_end = self.known
+        """What was known when it last began: up to there it computes what is not new."""
         self.computed = 0
         self.pages: list[int] = []
         self.published = 0
@@ -59,7 +69,11 @@ class Sequence:
         self.erased = False
         """Its owner's KV was erased: what it computes is not for others."""
         self.prompt_logprobs: list[TokenLogprobs] = []
-        self.row = SamplingRow(request.params, prompt)
+        self.reach = 0
+        """While it waits: so many of its first blocks need not be computed, as far as is known."""
+        self.uncached = 0
+        """While it waits: the tokens that it will compute before its next one."""
+        self.row = SamplingRow(request.params, prompt, given)
         self._keys: list[BlockKey] = []
 
     @property
@@ -69,7 +83,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, those included that came with the request."""
         return self.known - self.prompt_tokens
 
     def token_ids(self, start: int, end: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -134,6 +148,7 @@ class Sequence:
 
     def forget_progress(self) -> None:
         """Preempted: every token must be computed, or found in the cache, again."""
+        self.prefill_end = self.known
         self.computed = 0
         self.published = 0
         self.pages = []

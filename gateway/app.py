@@ -14,19 +14,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import endpoints
 from gateway.admin import routes as admin_routes
 from gateway.admin.cache import CacheAdmin
+from gateway.admin.replicas import ReplicaAdmin
+from gateway.admin.requests import RequestAdmin
 from gateway.caches_api import CACHE_PREFIX, CACHES, CachesApi
 from gateway.errors import ApiError, internal_error, unavailable
+from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_call import ClientDisconnectedError, HttpCall
 from gateway.journey import Journey
 from gateway.lifecycle import Lifecycle
 from gateway.logs import bind_request_id
 from gateway.metrics import Metrics
 from gateway.model_list import MODEL_PREFIX, ModelList
+from gateway.models import Models
 from gateway.named_cache_store import MemoryStore, NamedCacheStore
 from gateway.named_caches import NamedCaches
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
-from gateway.served_model import ServedModel
 from gateway.sse import StreamTimes
 from gateway.status_pages import StatusPages
 from gateway.tokenizing import Tokenizing
@@ -51,17 +54,18 @@ _EXPOSED_HEADERS = (
 
 def create_app(
     runtime: RuntimeConfig,
-    models: Mapping[str, ServedModel],
+    models: Models,
     metrics: Metrics,
     secret: bytes,
     lifecycle: Lifecycle,
     *,
     stream_times: StreamTimes = StreamTimes(),  # noqa: B008 - frozen
     named_store: NamedCacheStore | None = None,
+    control: FleetControl | None = None,
 ) -> ASGIApp:
     """The application. `models` may be filled later, but before `lifecycle` says that it is ready;
     `secret` keys every prefix chain. `named_store` keeps the named prefixes; None: this process's
-    memory alone."""
+    memory alone. `control` adds and removes replicas; None: nobody does."""
     recent = RecentRequests()
     named = NamedCaches(named_store or MemoryStore(), secret)
     journey = Journey(runtime, models, metrics, secret, stream_times, named, recent)
@@ -86,6 +90,8 @@ def create_app(
         "/version": {"GET": pages.version},
     }
     cache_admin = CacheAdmin(runtime, models, secret, recent, named=named)
+    request_admin = RequestAdmin(runtime, recent, journey)
+    replica_admin = ReplicaAdmin(runtime, models, control or LateFleetControl())
 
     def by_path(path: str) -> Mapping[str, Handler] | None:
         if path.startswith(MODEL_PREFIX):
@@ -93,7 +99,7 @@ def create_app(
         if path.startswith(CACHE_PREFIX):
             return {"GET": caches.show_one, "POST": caches.extend, "DELETE": caches.delete}
         if path.startswith(admin_routes.PREFIX):
-            return admin_routes.admin_methods(path, cache_admin)
+            return admin_routes.admin_methods(path, cache_admin, request_admin, replica_admin)
         return None
 
     routes = Routes(api, open_at_all_times, by_path, lifecycle)

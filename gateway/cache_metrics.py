@@ -38,6 +38,10 @@ class CacheCollector(Collector):
         """Ask this replica too; `read` must be cheap and safe from any thread."""
         self._watched[replica] = _Watched(model, read)
 
+    def forget(self, replica: str) -> None:
+        """Ask this one no more."""
+        self._watched.pop(replica, None)
+
     def collect(self) -> Iterator[Metric]:
         """One consistent reading of each replica for all of its metrics."""
         stats = {name: (each.model, each.read()) for name, each in list(self._watched.items())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -17,12 +16,13 @@ from gateway.http_disconnect import ends_with_client
 from gateway.journey import Journey
 from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.named_cache import NamedCache, Place
 from gateway.named_caches import Allowance, NamedCaches
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
-from gateway.served_model import ServedModel, find_model
+from gateway.served_model import ServedModel
 from gateway.tenants import Tenant
 from gateway.unknown_fields import UnknownFields
 from gateway.warming import conversation_of, warming_task
@@ -50,7 +50,7 @@ class CachesApi:
     def __init__(
         self,
         runtime: RuntimeConfig,
-        models: Mapping[str, ServedModel],
+        models: Models,
         metrics: Metrics,
         named: NamedCaches,
         journey: Journey,
@@ -78,12 +78,12 @@ class CachesApi:
                 await scope.enter_async_context(ends_with_client(call))
                 wanted = read_new_cache(body)
                 self._unknown_fields.note(wanted.unknown)
-                model = find_model(self._models, wanted.model, tenant)
+                model = self._models.find_served(wanted.model, tenant)
                 owner = self._owner(tenant, wanted.user)
                 now_s = self._named.now_s()
                 cache = NamedCache(
                     place=Place(owner, wanted.name),
-                    model=wanted.model,
+                    model=model.name,
                     messages=tuple(wanted.conversation.messages),
                     tokens=0,
                     kv_bytes=0,
@@ -173,7 +173,7 @@ class CachesApi:
         scope: AsyncExitStack,
     ) -> NamedCache:
         """Run the prefix and store it with what the run has shown."""
-        model = request.model = find_model(self._models, cache.model, tenant)
+        model = request.model = self._models.find_served(cache.model, tenant)
         self._journey.admit(tenant, scope)
         lives_s = cache.expires_s - self._named.now_s()
         conversation = conversation_of(cache.messages)
@@ -200,7 +200,8 @@ def extended(cache: NamedCache, ttl_s: float, now_s: float) -> NamedCache:
 def allowance(tenant: Tenant, model: ServedModel) -> Allowance:
     """What named prefixes may keep of this model's KV: the tenant's DRAM quota, else half of the
     DRAM tier (of the device's pool where there is no such tier) for all tenants together."""
-    size = {tier.tier: tier.total_bytes for tier in model.replica.cache_stats().tiers}
+    # a prefix is kept by the replica that ran it: what one replica has room for
+    size = {tier.tier: tier.total_bytes for tier in model.replicas[0].cache_stats().tiers}
     whole = size.get(Tier.DRAM) or size.get(Tier.DEVICE, 0)
     return Allowance(tenant.cache.dram_quota_bytes, whole // 2)
 

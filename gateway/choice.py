@@ -9,6 +9,10 @@ from types import TracebackType
 
 from cache.report import CacheUse
 from engine.request import EngineOutput, EngineRequest, FinishReason
+from gateway.dispatch.prefix import UNKNOWN, Prefix
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import Router
+from gateway.dispatch.run import MoveTerms, Run
 from gateway.replica import Replica, TokenStream
 from gateway.text_choice import Delta, TextChoice
 
@@ -25,21 +29,39 @@ class Choice:
     """
 
     def __init__(
-        self, index: int, prompt_index: int, request: EngineRequest, text: TextChoice
+        self,
+        index: int,
+        prompt_index: int,
+        request: EngineRequest,
+        text: TextChoice,
+        prefix: Prefix = UNKNOWN,
     ) -> None:
+        """`prefix` is how the directory knows the beginning of its prompt."""
         self.index = index
         self.prompt_index = prompt_index
         self.request = request
         self.text = text
+        self.prefix = prefix
         self.outputs: TokenStream
         self.opened = False
         self.finish_reason: str | None = None
         self.cache_use: CacheUse | None = None
+        self.receipts: list[Receipt] = []
         self._scope = AsyncExitStack()
 
-    async def submit(self, replica: Replica) -> None:
-        """Start it; raises ReplicaUnavailable."""
-        self.outputs = await self._scope.enter_async_context(replica.submit(self.request))
+    async def submit(self, router: Router[Replica], terms: MoveTerms) -> None:
+        """Start it where it will get its first token soonest; raises ReplicaUnavailable.
+
+        `receipts` grow with every replica that it is sent to.
+        """
+        run = Run(router, self.request, self.prefix, terms)
+        self.receipts = run.receipts
+        self.outputs = await self._scope.enter_async_context(run)
+
+    @property
+    def replica(self) -> str:
+        """Where it runs, or ran last; empty before it was submitted."""
+        return self.receipts[-1].candidate.name if self.receipts else ""
 
     async def __aenter__(self) -> Choice:
         return self

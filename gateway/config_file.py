@@ -157,8 +157,9 @@ def _model_from_flag(given: str) -> dict[str, Any]:
 def _anchor_paths(tree: dict[str, Any], base: Path) -> None:
     models = tree.get("models")
     for model in models if isinstance(models, list) else []:
-        if isinstance(model, dict) and model.get("path") != "bundled":
-            _anchor(model, "path", base)
+        for key in ("path", "tokenizer"):
+            if isinstance(model, dict) and model.get(key) != "bundled":
+                _anchor(model, key, base)
     prefixes = tree.get("shared_prefixes")
     for prefix in prefixes if isinstance(prefixes, list) else []:
         if isinstance(prefix, dict):
@@ -329,8 +330,9 @@ def _line(source: str, origins: Mapping[KeyPath, str], error: Mapping[str, Any])
 
 def _missing_files(settings: Settings) -> list[tuple[KeyPath, Path]]:
     named: list[tuple[KeyPath, Path | None]] = [
-        (("models", index, "path"), model.path if isinstance(model.path, Path) else None)
+        (("models", index, key), path if isinstance(path, Path) else None)
         for index, model in enumerate(settings.models)
+        for key, path in (("path", model.path), ("tokenizer", model.tokenizer))
     ]
     named.append((("server", "tls", "cert"), settings.server.tls.cert))
     named.append((("server", "tls", "key"), settings.server.tls.key))

@@ -11,7 +11,6 @@ from gateway.errors import ApiError, internal_error, unavailable
 from gateway.http_call import Header
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
-from gateway.served_model import ServedModel
 from gateway.sse import DONE, EventStream, StreamTimes, event
 from gateway.text_choice import TokenEntry
 from gateway.wire.reply import ReplyFormat, WholeChoice
@@ -25,7 +24,6 @@ _RETRY_AFTER_S = 1
 async def stream_answer(
     request: Request,
     reply: ReplyFormat,
-    model: ServedModel,
     times: StreamTimes,
     *,
     include_usage: bool,
@@ -36,7 +34,7 @@ async def stream_answer(
     reason and without [DONE], and the ApiError is raised: who waits for either of them knows that
     the answer is not whole.
     """
-    async with EventStream(request.call, _receipt(request, model), times) as events:
+    async with EventStream(request.call, receipt_headers(request), times) as events:
         try:
             await _stream_choices(request, reply, events, include_usage=include_usage)
         except Exception as error:
@@ -76,12 +74,12 @@ async def _stream_choices(
     raise GenerationFailedError("the engine's outputs ended without a finish reason")
 
 
-async def whole_answer(request: Request, reply: ReplyFormat, model: ServedModel) -> None:
+async def whole_answer(request: Request, reply: ReplyFormat) -> None:
     """Wait for every choice, then answer at once. Raises ApiError if one fails."""
     choices = await run_to_end(request)
     usage = request.usage()
     headers = [
-        *_receipt(request, model),
+        *receipt_headers(request),
         (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
         (b"x-forebay-cached-tiers", _tiers(usage)),
         (b"x-forebay-engine-ms", _ms(request.submitted_s, request.last_token_s)),
@@ -134,11 +132,19 @@ def _as_api_error(request: Request, error: Exception) -> ApiError | None:
     return None
 
 
-def _receipt(request: Request, model: ServedModel) -> list[Header]:
-    return [
-        (b"x-forebay-replica", model.replica.name.encode()),
+def receipt_headers(request: Request) -> list[Header]:
+    """Where the request runs, what its first token was predicted to take, and how long it was here
+    before it was sent there."""
+    receipts = request.receipts()
+    replicas = dict.fromkeys(receipt.candidate.name for receipt in receipts)
+    headers = [
+        (b"x-forebay-replica", ", ".join(replicas).encode()),
         (b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s)),
     ]
+    if receipts:
+        slowest_s = max(receipt.predicted_ttft_s for receipt in receipts)
+        headers.append((b"x-forebay-predicted-ttft-ms", b"%.2f" % (slowest_s * 1e3)))
+    return headers
 
 
 def _tiers(usage: Usage) -> bytes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.prompts import Prompt, encode_conversation, encode_prompts
 from gateway.served_model import ServedModel
-from gateway.wire.chat import ChatRequest, read_chat
+from gateway.wire.chat import ChatRequest, chat_of
 from gateway.wire.chat_reply import ChatReply
 from gateway.wire.completion_reply import CompletionReply
-from gateway.wire.completions import read_completion
+from gateway.wire.completions import completion_of
 from gateway.wire.generation import Generation
 
 
@@ -34,11 +34,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """`name` is its label in metrics and logs, `id_prefix` starts its answers' ids."""
+    """`name` is its label in metrics and logs, `id_prefix` starts its answers' ids, `path` is what
+    follows an OpenAI server's base URL."""
 
     name: str
     id_prefix: str
-    read: Callable[[bytearray], Task]
+    path: str
+    read: Callable[[Mapping[str, object]], Task]
 
 
 def chat_task(request: ChatRequest) -> Task:
@@ -52,12 +54,12 @@ def chat_task(request: ChatRequest) -> Task:
     )
 
 
-def _read_chat(body: bytearray) -> Task:
-    return chat_task(read_chat(body))
+def _read_chat(values: Mapping[str, object]) -> Task:
+    return chat_task(chat_of(values))
 
 
-def _read_completion(body: bytearray) -> Task:
-    request = read_completion(body)
+def _read_completion(values: Mapping[str, object]) -> Task:
+    request = completion_of(values)
 
     async def encode(model: ServedModel) -> list[Prompt]:
         return await encode_prompts(request, model)
@@ -67,5 +69,5 @@ def _read_completion(body: bytearray) -> Task:
     )
 
 
-CHAT = Endpoint("chat", "chatcmpl-", _read_chat)
-COMPLETIONS = Endpoint("completions", "cmpl-", _read_completion)
+CHAT = Endpoint("chat", "chatcmpl-", "/chat/completions", _read_chat)
+COMPLETIONS = Endpoint("completions", "cmpl-", "/completions", _read_completion)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from time import monotonic
 
@@ -17,23 +16,29 @@ from gateway.cache_scope import cache_terms
 from gateway.cached_content import with_cached_content
 from gateway.choice import Choice
 from gateway.delivery import engine_unavailable, stream_answer, whole_answer
-from gateway.endpoints import Endpoint, Task
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import NoReplica
+from gateway.dispatch.run import MoveTerms, route_request
+from gateway.endpoints import CHAT, COMPLETIONS, Endpoint, Task
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
 from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.named_caches import NamedCaches
 from gateway.plan import plan_choices
 from gateway.recent_requests import RecentRequests
-from gateway.reload import RuntimeConfig
+from gateway.reload import RuntimeConfig, Snapshot
+from gateway.remote.relay import explain_relay, relay
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
-from gateway.served_model import ServedModel, find_model
+from gateway.served_model import ServedModel
 from gateway.shared_prefixes import SharedPrefixes
 from gateway.sse import StreamTimes
 from gateway.tenants import Tenant
 from gateway.unknown_fields import UnknownFields
+from gateway.wire.json_body import parse_object
 from gateway.wire.reply import ReplyFormat, ReplyHead
 
 
@@ -43,7 +48,7 @@ class Journey:
     def __init__(
         self,
         runtime: RuntimeConfig,
-        models: Mapping[str, ServedModel],
+        models: Models,
         metrics: Metrics,
         secret: bytes,
         times: StreamTimes,
@@ -74,9 +79,16 @@ class Journey:
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with AsyncExitStack() as scope:
                 await scope.enter_async_context(ends_with_client(call))
-                task = request.task = endpoint.read(body)
+                values = parse_object(body)
+                if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
+                    request.model = remote
+                    self.admit(tenant, scope)
+                    await relay(request, endpoint, values, remote, self._secret, self._times)
+                    return
+                task = request.task = endpoint.read(values)
                 self._unknown_fields.note(task.generation.unknown)
-                model = request.model = find_model(self._models, task.generation.model, tenant)
+                model = self._models.choose_served(task.generation.model, tenant)
+                request.model = model
                 # before tokenizing: that is work which a tenant must not have done without limit
                 self.admit(tenant, scope)
                 task = request.task = await with_cached_content(task, tenant, model, self._named)
@@ -87,12 +99,11 @@ class Journey:
                     await stream_answer(
                         request,
                         reply,
-                        model,
                         self._times,
                         include_usage=task.generation.include_usage,
                     )
                 else:
-                    await whole_answer(request, reply, model)
+                    await whole_answer(request, reply)
 
     def admit(self, tenant: Tenant, scope: AsyncExitStack) -> None:
         """Take one of the tenant's places for as long as the scope lasts; a 429 if all are taken.
@@ -113,20 +124,51 @@ class Journey:
         Raises a 400 ApiError for what the model cannot take, a 503 where the replica is full or
         gone.
         """
+        choices = await self._plan(request, task, tenant, model)
+        await self._submit(request, choices, model, scope)
+
+    async def explain(
+        self, call: HttpCall, values: dict[str, object], tenant: Tenant, snapshot: Snapshot
+    ) -> list[Receipt]:
+        """Where the request with this body would go, for each of its prompts: a dry run.
+
+        Raises the ApiErrors that running it would.
+        """
+        endpoint = CHAT if "messages" in values else COMPLETIONS
+        if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
+            return [await explain_relay(endpoint, values, remote, tenant, self._secret)]
+        request = Request(call, endpoint.name, snapshot, tenant)
+        task = endpoint.read(values)
+        model = self._models.choose_served(task.generation.model, tenant)
+        task = await with_cached_content(task, tenant, model, self._named)
+        request.prompts = await task.encode(model)
+        by_prompt = {c.prompt_index: c for c in await self._plan(request, task, tenant, model)}
+        try:
+            return [
+                model.router.decide(route_request(choice.request), choice.prefix)
+                for choice in by_prompt.values()
+            ]
+        except NoReplica as nowhere:
+            raise engine_unavailable(ReplicaUnavailable(str(nowhere))) from nowhere
+
+    async def _plan(
+        self, request: Request, task: Task, tenant: Tenant, model: ServedModel
+    ) -> list[Choice]:
         terms = cache_terms(self._secret, tenant, task.generation, model)
         declared = request.snapshot.settings.shared_prefixes
         shared = await self._shared_prefixes.of(model, declared)
-        choices = plan_choices(task, request.prompts, model, terms, shared)
-        await self._submit(request, choices, model, scope)
+        return plan_choices(task, request.prompts, model, terms, shared)
 
     async def _submit(
         self, request: Request, choices: list[Choice], model: ServedModel, scope: AsyncExitStack
     ) -> None:
+        routing = request.snapshot.settings.routing
+        terms = MoveTerms(routing.moves, routing.recovery_s)
         request.submitted_s = monotonic()
         try:
             for choice in choices:
                 await scope.enter_async_context(choice)
-                await choice.submit(model.replica)
+                await choice.submit(model.router, terms)
                 request.choices.append(choice)
         except ReplicaUnavailable as error:
             raise engine_unavailable(error) from error

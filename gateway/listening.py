@@ -1,4 +1,8 @@
-"""Binding the port before anything slow starts, and TLS files that are known to be good."""
+"""Binding the port before anything slow starts, and TLS files that are known to be good.
+
+A process may be handed its sockets instead, by a parent that shares one port among several
+(`gateway.shared_port`): bound, inherited, and named by number in HANDED_OVER.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ from gateway.settings import TlsSettings
 from gateway.settings_errors import ConfigError
 
 _BACKLOG = 2048
+HANDED_OVER = "FOREBAY_LISTEN_FDS"
+"""The environment variable with the descriptors of sockets that were handed over: `5,6`."""
 
 
 class PortUnavailable(Exception):
@@ -20,11 +26,15 @@ class PortUnavailable(Exception):
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listening sockets on every address of `host`, all on one port (0: any free one).
+    """Listening sockets on every address of `host`, all on one port (0: any free one); or those
+    that were handed over, wherever they are bound.
 
     They listen, not only bind: two sockets may be bound to one port as long as neither listens.
     Raises PortUnavailable.
     """
+    # Taken out of the environment: they are this process's, and not for what it starts.
+    if numbers := os.environ.pop(HANDED_OVER, ""):
+        return _taken_over(numbers)
     try:
         found = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_ADDRCONFIG
@@ -41,7 +51,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
                 # "localhost" often has an IPv6 address that the machine does not have.
                 if sockets and error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     continue
-                raise PortUnavailable(_reason(host, port, error)) from None
+                raise PortUnavailable(why_unavailable(host, port, error)) from None
             opened.callback(listener.close)
             sockets.append(listener)
             port = listener.getsockname()[1]
@@ -77,25 +87,60 @@ def check_tls(tls: TlsSettings) -> None:
         raise ConfigError([f"server.tls: cannot be read ({error.strerror})"]) from None
 
 
-def _listen_on(family: int, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+def bind(family: int, address: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket that does not listen yet. `shared` ones may be several on one port, all of
+    one user's; Linux only. Raises OSError."""
+    bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         if os.name == "posix":
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((address, port))
     except OSError:
-        listener.close()
+        bound.close()
         raise
-    return listener
+    return bound
 
 
-def _reason(host: str, port: int, error: OSError) -> str:
+def why_unavailable(host: str, port: int, error: OSError) -> str:
+    """One line for PortUnavailable, with what to do where that is known."""
     if error.errno == errno.EADDRINUSE:
         return f"{host}:{port} is in use; stop what listens there or choose another --port"
     if error.errno == errno.EACCES:
         return f"{host}:{port} may not be listened on by this user; choose a --port above 1023"
     return f"{host}:{port} cannot be listened on ({error.strerror})"
+
+
+def _listen_on(family: int, address: str, port: int) -> socket.socket:
+    return _listening(bind(family, address, port))
+
+
+def _listening(bound: socket.socket) -> socket.socket:
+    """The socket, which is closed if it cannot listen."""
+    try:
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _taken_over(numbers: str) -> list[socket.socket]:
+    with ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for number in numbers.split(","):
+            try:
+                handed = socket.socket(fileno=int(number))
+                handed.set_inheritable(False)
+                sockets.append(_listening(handed))
+            except (ValueError, OSError):
+                raise PortUnavailable(
+                    f"{HANDED_OVER}: {number} is no socket that could be listened on"
+                ) from None
+            opened.callback(handed.close)
+        opened.pop_all()
+        return sockets

@@ -14,6 +14,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 ReportProgress = Callable[[str, int, int], None]
 """Called as (what, bytes done, bytes in all), from any thread."""
 
+
+def no_progress(_what: str, _done: int, _total: int) -> None:
+    """For loading that nobody watches."""
+
+
 _LINE_EVERY_S = 10.0
 """What loads faster gets no line of its own: the one that says it is loaded comes soon enough."""
 

@@ -26,6 +26,7 @@ from cache.hashing import owner_tags
 from cache.report import CacheStats
 from engine.report import EngineStats, StepReport
 from gateway.cache_metrics import CacheCollector
+from gateway.dispatch_metrics import DispatchMetrics
 from gateway.replica_metrics import ReplicaCollector
 from gateway.version import __version__
 
@@ -132,6 +133,7 @@ class Metrics:
         self.add_tenants(tenants)
         for tenant in self._tenants:
             self._in_flight_child(tenant)
+        self.dispatch = DispatchMetrics(self._registry)
         self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)
         self._caches = CacheCollector(self._tenant_of_tag)
@@ -213,6 +215,11 @@ class Metrics:
     def watch_cache(self, replica: str, model: str, stats: Callable[[], CacheStats]) -> None:
         """Report this replica's cache tiers, asked for at every scrape."""
         self._caches.watch(replica, model, stats)
+
+    def forget_replica(self, replica: str) -> None:
+        """It is there no longer."""
+        self._replicas.forget(replica)
+        self._caches.forget(replica)
 
     def observe_step(self, replica: str, report: StepReport) -> None:
         """One engine step of a replica that the configuration names."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gateway.http_call import HttpCall
 from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.models import AnyModel, Models
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
-from gateway.served_model import ServedModel, find_model
 
 MODEL_PREFIX = "/v1/models/"
 
@@ -17,9 +15,7 @@ MODEL_PREFIX = "/v1/models/"
 class ModelList:
     """Lists the models that the caller's tenant may use, and no others."""
 
-    def __init__(
-        self, runtime: RuntimeConfig, models: Mapping[str, ServedModel], metrics: Metrics
-    ) -> None:
+    def __init__(self, runtime: RuntimeConfig, models: Models, metrics: Metrics) -> None:
         self._runtime = runtime
         self._models = models
         self._metrics = metrics
@@ -37,15 +33,17 @@ class ModelList:
         request = Request(call, "models", self._runtime.current)
         with settled(request, self._metrics):
             name = call.path.removeprefix(MODEL_PREFIX)
-            model = request.model = find_model(self._models, name, request.authenticate())
+            model = request.model = self._models.find(name, request.authenticate())
             await call.answer_json(_card(model))
 
 
-def _card(model: ServedModel) -> dict[str, object]:
-    return {
+def _card(model: AnyModel) -> dict[str, object]:
+    card: dict[str, object] = {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "forebay",
-        "max_model_len": model.max_context,
     }
+    if model.max_context is not None:
+        card["max_model_len"] = model.max_context
+    return card

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from cache.block import Retention
-from engine.request import EngineRequest
+from cache.prompt_links import prompt_links, token_bytes_of
+from engine.request import EngineRequest, SharedPrefix
 from engine.sampling_params import SamplingParams
 from gateway.cache_scope import CacheTerms
 from gateway.choice import Choice
+from gateway.dispatch.prefix import UNKNOWN, Prefix
 from gateway.endpoints import Task
 from gateway.errors import bad_request
 from gateway.prompts import Prompt, context_exceeded
@@ -48,6 +51,9 @@ def plan_choices(
         shared_prefix = None
         if shared is not None and terms.chain_root is not None:
             shared_prefix = shared.find(prompt.token_ids)
+        prefix = UNKNOWN
+        if terms.chain_root is not None and not scores_prompt:
+            prefix = prompt_prefix(terms.chain_root, prompt.token_ids, shared_prefix)
         params = choice_params(
             generation.sampling,
             model,
@@ -69,8 +75,22 @@ def plan_choices(
                 retention=_retention(prompt, generation.keep_prompt_s),
             )
             text = _text(task, prompt, own, model, shows_generated=not scores_only)
-            choices.append(Choice(index, prompt_index, request, text))
+            choices.append(Choice(index, prompt_index, request, text, prefix))
     return choices
+
+
+def prompt_prefix(root: bytes, token_ids: Sequence[int], shared: SharedPrefix | None) -> Prefix:
+    """How the directory knows the beginning of this prompt, whose chain begins at `root`."""
+    token_bytes = token_bytes_of(token_ids)
+    return Prefix(
+        lambda block_tokens: prompt_links(
+            root,
+            token_bytes,
+            block_tokens=block_tokens,
+            shared_root=None if shared is None else shared.root,
+            shared_tokens=0 if shared is None else shared.tokens,
+        )
+    )
 
 
 def fit_context(

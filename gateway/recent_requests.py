@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cache.report import CacheUse
+from gateway.dispatch.receipt import Receipt
 from gateway.prompts import Prompt
 from gateway.request import Request
 from gateway.served_model import ServedModel
@@ -29,11 +30,14 @@ class ChoiceUse:
     prompt_tokens: int
     use: CacheUse | None
     places: Mapping[int, Place]
+    receipts: tuple[Receipt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """A request that reached a replica. `ended` is a Unix time in seconds."""
+    """A request that reached a replica. `ended` is a Unix time in seconds; `replica` where it ended,
+    several names if its choices ended apart; `receipts` are those of a request that a remote server
+    answered, which has no choices here."""
 
     request_id: str
     ended: float
@@ -42,6 +46,7 @@ class RecentRequest:
     replica: str
     endpoint: str
     choices: tuple[ChoiceUse, ...]
+    receipts: tuple[Receipt, ...] = ()
 
 
 class RecentRequests:
@@ -62,16 +67,19 @@ class RecentRequests:
         Cheap: the cost is in the tokens of a prompt that diverged, some ten nanoseconds each.
         """
         tenant, model = request.tenant, request.model
-        if tenant is None or model is None or not request.choices:
+        receipts = request.receipts()
+        if tenant is None or model is None or not receipts:
             return
+        ended_on = receipts[-1:] if request.relayed else [c.receipts[-1] for c in request.choices]
         recent = RecentRequest(
             request_id=request.call.request_id,
             ended=time.time(),
             tenant=tenant.id,
             model=model.name,
-            replica=model.replica.name,
+            replica=", ".join(dict.fromkeys(receipt.candidate.name for receipt in ended_on)),
             endpoint=request.endpoint,
-            choices=self._choices(request, model),
+            choices=self._choices(request, model) if isinstance(model, ServedModel) else (),
+            receipts=tuple(receipts) if request.relayed else (),
         )
         self._ring.append(recent)
         self._by_id.setdefault(recent.request_id, []).append(recent)
@@ -103,6 +111,7 @@ class RecentRequests:
                 prompt_tokens=len(request.prompts[choice.prompt_index].token_ids),
                 use=choice.cache_use,
                 places=places[choice.prompt_index],
+                receipts=tuple(choice.receipts),
             )
             for choice in request.choices
         )

@@ -21,6 +21,7 @@ from gateway.tenants import KeyRing
 
 _log = structlog.get_logger("forebay.config")
 
+_RELOADABLE_MODEL_KEYS = ("remote", "aliases", "fallbacks", "replicas.count")
 _RELOADABLE_SERVER_KEYS = frozenset(
     {"body_limit", "drain_s", "cors_origins", "trusted_proxies", "metrics"}
 )
@@ -147,7 +148,9 @@ def refuse_restart_changes(old: Settings, new: Settings) -> None:
         changed.append("models")
     else:
         for index, (before, after) in enumerate(zip(old.models, new.models, strict=True)):
-            changed += _differing(before, after, f"models[{index}]")
+            name = f"models[{index}]"
+            reloadable = {f"{name}.{key}" for key in _RELOADABLE_MODEL_KEYS}
+            changed += [key for key in _differing(before, after, name) if key not in reloadable]
     if changed:
         raise ConfigError([f"{key}: needs a restart to change" for key in changed])
 

@@ -2,26 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from cache.block_events import BlockEvents
+from cache.block_pool import Share
 from cache.report import CacheStats, Erased
 from engine.report import EngineStats
 from engine.request import EngineOutput, EngineRequest
+from gateway.dispatch.member import Health
+from policies.cost import Coefficients
 
 TokenStream = AsyncIterator[EngineOutput]
 """One request's outputs, the last with a finish reason."""
 
 
 class ReplicaUnavailable(Exception):
-    """The replica cannot take this request, or has lost it; nothing of it runs there any more."""
+    """The replica cannot take this request, or has lost it; nothing of it runs there any more.
+
+    `full`: it has no place for one more, and sending the request elsewhere would only spread the
+    overload. `blames_replica`: it broke down, rather than being stopped on purpose.
+    """
+
+    def __init__(self, message: str, *, full: bool = False, blames_replica: bool = True) -> None:
+        super().__init__(message)
+        self.full = full
+        self.blames_replica = blames_replica and not full
 
 
 class Replica(Protocol):
     """One engine that serves one model, wherever it runs."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Unique among all replicas."""
+        ...
+
+    def health(self) -> Health:
+        """Whether it serves, and if not why; cheap."""
+        ...
+
+    def coefficients(self) -> Coefficients:
+        """What work takes there, as last told; cheap."""
+        ...
 
     def submit(self, request: EngineRequest) -> AbstractAsyncContextManager[TokenStream]:
         """Start the request on entering, abort it on leaving if it has not finished.
@@ -48,6 +72,16 @@ class Replica(Protocol):
 
     async def flush_cache(self) -> Erased:
         """Remove every block that is this model's from every tier."""
+        ...
+
+    async def set_shares(
+        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
+    ) -> None:
+        """Put tenants' floors and quotas to use, in blocks, in Redis in bytes."""
+        ...
+
+    async def block_snapshot(self) -> BlockEvents:
+        """Everything that its tiers hold now, for who has lost count."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

@@ -20,6 +20,10 @@ class ReplicaCollector(Collector):
         """Ask this replica too; `stats` must be cheap and safe from any thread."""
         self._watched[replica] = (model, stats)
 
+    def forget(self, replica: str) -> None:
+        """Ask this one no more."""
+        self._watched.pop(replica, None)
+
     def collect(self) -> Iterator[Metric]:
         """One reading of each replica."""
         labels = ["replica", "model"]

@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import monotonic
 
+from cache.block import Tier
 from cache.report import CacheUse
 from gateway.choice import Choice
+from gateway.dispatch.receipt import Receipt
 from gateway.endpoints import Task
 from gateway.http_call import HttpCall
+from gateway.models import AnyModel
 from gateway.prompts import Prompt
 from gateway.reload import Snapshot
-from gateway.served_model import ServedModel
 from gateway.tenants import Tenant
 from gateway.wire.usage import Usage, sum_by_tier
+
+
+@dataclass(slots=True)
+class Relayed:
+    """What became of a request at remote servers: where it was sent, and what the one that answered
+    said of its tokens. `began_s` is when the first content came."""
+
+    receipts: list[Receipt] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -21,7 +35,8 @@ class Request:
     """One request on its way. What a step finds out stays for the next ones and for the ledger.
 
     `endpoint` is its label in metrics and logs, `snapshot` the configuration that judges it from
-    beginning to end; `choices` are those that have been submitted; times are monotonic seconds.
+    beginning to end; `choices` are those that have been submitted to replicas of ours, `relayed`
+    what was sent to a remote server instead; times are monotonic seconds.
     """
 
     call: HttpCall
@@ -29,9 +44,10 @@ class Request:
     snapshot: Snapshot
     tenant: Tenant | None = None
     task: Task | None = None
-    model: ServedModel | None = None
+    model: AnyModel | None = None
     prompts: list[Prompt] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
+    relayed: Relayed | None = None
     submitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -49,6 +65,17 @@ class Request:
 
     def usage(self) -> Usage:
         """Tokens so far, none before the engine has the request."""
+        if self.relayed is not None:
+            return Usage(
+                prompt_tokens=self.relayed.prompt_tokens,
+                # a remote server does not say which of its tiers they came from
+                cached_by_tier={
+                    Tier.DEVICE: self.relayed.cached_tokens,
+                    Tier.DRAM: 0,
+                    Tier.REDIS: 0,
+                },
+                completion_tokens=self.relayed.completion_tokens,
+            )
         uses = self.cache_uses()
         return Usage(
             prompt_tokens=sum(len(self.prompts[index].token_ids) for index in uses),
@@ -79,10 +106,21 @@ class Request:
         """Between two tokens of one choice, on average; choices run side by side."""
         if self.first_token_s is None or self.last_token_s is None:
             return None
-        gaps = sum(choice.text.generated for choice in self.choices) - len(self.choices)
+        if self.relayed is not None:
+            tokens, choices = self.relayed.completion_tokens, self.relayed.choices
+        else:
+            tokens = sum(choice.text.generated for choice in self.choices)
+            choices = len(self.choices)
+        gaps = tokens - choices
         if gaps < 1:
             return None
-        return (self.last_token_s - self.first_token_s) * len(self.choices) / gaps
+        return (self.last_token_s - self.first_token_s) * choices / gaps
+
+    def receipts(self) -> list[Receipt]:
+        """Every decision about where its prompts go, in order within each."""
+        if self.relayed is not None:
+            return self.relayed.receipts
+        return [receipt for choice in self.choices for receipt in choice.receipts]
 
 
 def _cached_tokens(use: CacheUse | None) -> int:

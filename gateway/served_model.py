@@ -6,25 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Literal
 
 from engine.chat_template import ChatTemplate
 from engine.errors import TemplateError
 from engine.tokenizer import Tokenizer
-from gateway.errors import model_not_found
+from gateway.dispatch.router import Router
 from gateway.replica import Replica
-from gateway.tenants import Tenant
 
 _PROBE = "probe"
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """One model under the name that clients ask for.
+    """One model under the name that clients ask for, run by the replicas of `router`.
 
     `fingerprint` is the checkpoint's (hex), `created` a Unix time in seconds.
     `generation_defaults` are the checkpoint's own sampling values (temperature, top_p, top_k,
     min_p, repetition_penalty), used where a request leaves them out. `max_sequences` is how many
-    sequences its replica takes at once, running and waiting (None: any number). Its KV is kept in
+    sequences a replica takes at once, running and waiting (None: any number). Its KV is kept in
     blocks of `kv_block_tokens` tokens, `kv_block_bytes` each.
     """
 
@@ -32,13 +32,23 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     max_context: int
-    replica: Replica
+    router: Router[Replica]
     fingerprint: str
     created: int
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     max_sequences: int | None = None
     kv_block_tokens: int = 16
     kv_block_bytes: int = 0
+
+    @property
+    def runs_elsewhere(self) -> Literal[False]:
+        """Tells it from a remote model."""
+        return False
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """All of them, whatever their condition."""
+        return [member.replica for member in self.router.members]
 
     @property
     def vocab_size(self) -> int:
@@ -66,11 +76,3 @@ class ServedModel:
         except TemplateError:
             return False
         return _PROBE in self.tokenizer.decode(ids)
-
-
-def find_model(models: Mapping[str, ServedModel], name: str, tenant: Tenant) -> ServedModel:
-    """The model of this name, if the tenant may use it; otherwise the same 404 in either case."""
-    model = models.get(name)
-    if model is None or not tenant.may_use(name):
-        raise model_not_found()
-    return model

@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 import uvicorn
@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from gateway.credentials import admin_key, known_secrets, server_secret
+from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
 from gateway.listening import base_url, check_tls, listen
@@ -31,15 +32,13 @@ from gateway.load_progress import ReportProgress, show_progress
 from gateway.logs import configure_logging
 from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.named_cache_store import LateNamedStore, NamedCacheStore
 from gateway.reload import ConfigSource, Reloader, RuntimeConfig, Snapshot
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.state_dir import StateDir
 from gateway.version import __version__
-
-if TYPE_CHECKING:
-    from gateway.served_model import ServedModel
 
 _log = structlog.get_logger("forebay.server")
 
@@ -50,7 +49,8 @@ _CLOSE_GRACE_S = 2
 
 
 class OpenFleet(Protocol):
-    """Loads the models and starts their replicas; closing ends every stream that still runs.
+    """Loads the models into `models` and starts their replicas; closing ends every stream that
+    still runs.
 
     `progress` is called from loading threads and raises StartInterrupted when the server is told
     to stop: let it pass.
@@ -60,6 +60,7 @@ class OpenFleet(Protocol):
         self,
         settings: Settings,
         *,
+        models: Models,
         environ: Mapping[str, str],
         secret: bytes,
         metrics: Metrics,
@@ -67,13 +68,8 @@ class OpenFleet(Protocol):
     ) -> AbstractAsyncContextManager[OpenedFleet]: ...
 
 
-class OpenedFleet(Protocol):
+class OpenedFleet(FleetControl, Protocol):
     """What a fleet consists of once it is open."""
-
-    @property
-    def models(self) -> Mapping[str, ServedModel]:
-        """By name."""
-        ...
 
     @property
     def named_store(self) -> NamedCacheStore:
@@ -92,11 +88,12 @@ class MakeApp(Protocol):
         self,
         *,
         runtime: RuntimeConfig,
-        models: Mapping[str, ServedModel],
+        models: Models,
         metrics: Metrics,
         secret: bytes,
         lifecycle: Lifecycle,
         named_store: NamedCacheStore,
+        control: FleetControl,
     ) -> ASGIApp: ...
 
 
@@ -160,8 +157,9 @@ class _Process:
         self._reloader = Reloader(source, self._runtime, self._metrics)
         self._environ = source.environ
         self._secret = secret
-        self._models: dict[str, ServedModel] = {}
+        self._models = Models()
         self._named_store = LateNamedStore()
+        self._control = LateFleetControl()
         self._lifecycle = Lifecycle()
         self._app = make_app(
             runtime=self._runtime,
@@ -170,6 +168,7 @@ class _Process:
             secret=secret,
             lifecycle=self._lifecycle,
             named_store=self._named_store,
+            control=self._control,
         )
         self._stop = asyncio.Event()
         self._loaded = asyncio.Event()
@@ -216,6 +215,7 @@ class _Process:
                 fleet = await held.enter_async_context(
                     self._open_fleet(
                         self._settings,
+                        models=self._models,
                         environ=self._environ,
                         secret=self._secret,
                         metrics=self._metrics,
@@ -223,7 +223,7 @@ class _Process:
                     )
                 )
             self._named_store.use(fleet.named_store)
-            self._models.update(fleet.models)
+            self._control.use(fleet)
             self._reloader.on_change(fleet.apply)
             held.enter_context(_loaded_heap_at_rest())
             self._lifecycle.loaded()

@@ -27,10 +27,15 @@ from gateway.settings_cache import (
     TenantCacheSettings,
     refuse_greedy_floors,
 )
+from gateway.settings_fleet import RemoteSettings, ReplicaSettings, RoutingSettings
 from gateway.settings_redis import RedisSettings
 from gateway.settings_section import Section, variable_name
 from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
 
+_MODEL_NAME_RULE = "must be 1 to 128 letters, digits or any of . _ : / @ + -"
+_REMOTE_MODEL_KEYS = frozenset(
+    {"name", "remote", "tokenizer", "max_context", "aliases", "fallbacks"}
+)
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
 TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 TENANT_ID_RULE = "must be 1 to 64 letters, digits or any of . _ @ -"
@@ -105,15 +110,9 @@ class ServerSettings(Section):
         return value
 
 
-class ReplicaSettings(Section):
-    """How a model's engines run. `threads` None ("auto"): chosen from the machine's cores."""
-
-    kind: Literal["in-process"] = "in-process"
-    count: Annotated[Whole, Field(ge=1, le=1)] = 1
-    threads: Annotated[Annotated[Whole, Field(ge=1, le=1024)] | None, AutoIsNone] = None
-
-
-def _model_path(value: Any) -> Path | Literal["bundled"]:
+def _model_path(value: Any) -> Path | Literal["bundled"] | None:
+    if value is None:
+        return None
     if value == "bundled":
         return "bundled"
     if isinstance(value, str | Path) and str(value):
@@ -122,12 +121,21 @@ def _model_path(value: Any) -> Path | Literal["bundled"]:
 
 
 class ModelSettings(Section):
-    """One model. `max_running` sequences share a step of at most `step_tokens` tokens (None
-    ("auto"): chosen by the device); up to `max_waiting` more requests wait for a place before the
-    gateway answers 503."""
+    """One model, run by engines of our own (`path`) or by servers elsewhere (`remote`).
+
+    `max_running` sequences share a step of at most `step_tokens` tokens (None ("auto"): chosen by
+    the device); up to `max_waiting` more requests wait for a place before the gateway answers 503.
+    `tokenizer` is that of a remote model: with it prefixes are followed token by token, without it
+    by their text. `aliases` are other names for it; requests that no replica of it can take go to
+    the first of `fallbacks` that can, and the answer's `model` says which one ran.
+    """
 
     name: str
-    path: Annotated[Literal["bundled"] | Path, PlainValidator(_model_path)]
+    path: Annotated[Literal["bundled"] | Path | None, PlainValidator(_model_path)] = None
+    remote: tuple[RemoteSettings, ...] = ()
+    tokenizer: Annotated[Literal["bundled"] | Path | None, PlainValidator(_model_path)] = None
+    aliases: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_context: Annotated[Whole, Field(ge=16, le=1 << 24)] = 2048
@@ -141,8 +149,30 @@ class ModelSettings(Section):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if not _MODEL_NAME.fullmatch(value):
-            raise ValueError("must be 1 to 128 letters, digits or any of . _ : / @ + -")
+            raise ValueError(_MODEL_NAME_RULE)
         return value
+
+    @field_validator("aliases", "fallbacks")
+    @classmethod
+    def _are_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for index, name in enumerate(value):
+            if not _MODEL_NAME.fullmatch(name):
+                raise ValueError(f"item {index} {_MODEL_NAME_RULE}")
+        return value
+
+    @model_validator(mode="after")
+    def _runs_here_or_elsewhere(self) -> ModelSettings:
+        if (self.path is None) == (not self.remote):
+            raise ValueError("needs either path (run here) or remote (run elsewhere)")
+        if self.remote:
+            for key in sorted(self.model_fields_set - _REMOTE_MODEL_KEYS):
+                raise ValueError(f"{key} is for models that run here; a remote one has its own")
+            urls = [(remote.url, remote.model) for remote in self.remote]
+            if len(set(urls)) < len(urls):
+                raise ValueError("remote lists one server twice")
+        elif self.tokenizer is not None:
+            raise ValueError("tokenizer is for remote models; one that runs here brings its own")
+        return self
 
     @field_validator("device")
     @classmethod
@@ -225,11 +255,22 @@ class Settings(Section):
     # After the models, which their validators look at.
     tenants: Annotated[tuple[TenantSettings, ...], Field(min_length=1)]
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
+    routing: RoutingSettings = RoutingSettings()
 
     @field_validator("models")
     @classmethod
     def _model_names_differ(cls, value: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:
         _refuse_twins([model.name for model in value], "name")
+        names = {model.name for model in value}
+        aliases: set[str] = set()
+        for index, model in enumerate(value):
+            for alias in model.aliases:
+                if alias in names or alias in aliases:
+                    raise ValueError(f"item {index} has an alias that is another model's name")
+                aliases.add(alias)
+            for fallback in model.fallbacks:
+                if fallback not in names or fallback == model.name:
+                    raise ValueError(f"item {index} has a fallback that is no other model's name")
         return value
 
     @field_validator("tenants")

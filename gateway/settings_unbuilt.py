@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.settings_errors import Path, did_you_mean, shown_key
-from gateway.settings_units import whole_number
 
 _ANY = "[]"
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "off", "none")
 
 _UNBUILT: tuple[tuple[str, ...], ...] = (
     ("database", "url"),
-    ("routing", "policy"),
     ("models", _ANY, "quantize"),
     ("models", _ANY, "speculate", "method"),
-    ("models", _ANY, "tokenizer"),
-    ("models", _ANY, "remote"),
     ("models", _ANY, "price"),
     ("tenants", _ANY, "class"),
     ("tenants", _ANY, "weight"),
@@ -30,7 +26,7 @@ _UNBUILT: tuple[tuple[str, ...], ...] = (
     ("tenants", _ANY, "limits", "tpm"),
     ("tenants", _ANY, "limits", "budget_usd"),
 )
-_SECTIONS = frozenset({("database",), ("routing",), ("models", _ANY, "speculate")})
+_SECTIONS = frozenset({("database",), ("models", _ANY, "speculate")})
 """Parents of unbuilt keys that have nothing else in them."""
 
 REFUSAL = "not supported yet; leave it out"
@@ -54,13 +50,6 @@ def take_out_unbuilt(tree: dict[str, Any]) -> list[tuple[Path, str]]:
         for holder, path in _holders(tree, section[:-1], ()):
             if section[-1] in holder:
                 refusals += _leftovers(holder.pop(section[-1]), (*path, section[-1]))
-    for holder, path in _holders(tree, ("models", _ANY, "replicas"), ()):
-        if holder.get("kind") == "process":
-            del holder["kind"]
-            refusals.append(((*path, "kind"), "process is not supported yet; use in-process"))
-        if _more_than_one(holder.get("count")):
-            del holder["count"]
-            refusals.append(((*path, "count"), "more than one is not supported yet"))
     return refusals
 
 
@@ -87,13 +76,6 @@ def _leftovers(content: Any, path: Path) -> list[tuple[Path, str]]:
         ((*path, shown_key(name)), "unknown key" + did_you_mean(name, unbuilt_keys(path)))
         for name in content
     ]
-
-
-def _more_than_one(count: Any) -> bool:
-    try:
-        return whole_number(count) > 1
-    except ValueError:
-        return False
 
 
 def _says_off(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from ipaddress import ip_address
 
 from gateway.admin.auth import require_operator
@@ -11,12 +10,9 @@ from gateway.errors import ApiError
 from gateway.http_call import HttpCall
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import CONTENT_TYPE, Metrics
+from gateway.models import Models
 from gateway.reload import RuntimeConfig
-from gateway.served_model import ServedModel
 from gateway.version import __version__
-
-_HUNG_AFTER_S = 60.0
-"""No step takes that long; an engine with work that has not finished one since is stuck."""
 
 
 class StatusPages:
@@ -25,7 +21,7 @@ class StatusPages:
     def __init__(
         self,
         runtime: RuntimeConfig,
-        models: Mapping[str, ServedModel],
+        models: Models,
         metrics: Metrics,
         lifecycle: Lifecycle,
     ) -> None:
@@ -67,11 +63,8 @@ class StatusPages:
         if not self._lifecycle.ready:
             return "loading"
         for name, model in self._models.items():
-            stats = model.replica.stats()
-            if not stats.alive:
-                return f"the engine of {name} has stopped"
-            if stats.running and stats.last_step_age_s > _HUNG_AFTER_S:
-                return f"the engine of {name} does not finish its step"
+            if not model.router.serves:
+                return f"no replica of {name} serves"
         return None
 
     def _require_metrics_reader(self, call: HttpCall) -> None:

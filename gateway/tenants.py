@@ -71,6 +71,10 @@ class KeyRing:
                 raise ValueError(f"tenant {tenant.id}: one of its keys is listed twice")
             self._tenant_by_digest[digest] = tenant
 
+    def tenant(self, tenant_id: str) -> Tenant | None:
+        """The tenant of this id."""
+        return next((t for t in self._tenant_by_digest.values() if t.id == tenant_id), None)
+
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant of an `Authorization: Bearer KEY` header; raises a 401 ApiError otherwise.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gateway.errors import bad_request
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.prompts import encode_conversation, encode_text, require_known_tokens
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
-from gateway.served_model import ServedModel, find_model
+from gateway.served_model import ServedModel
 from gateway.wire.fields import Fields, as_integer
 from gateway.wire.json_body import parse_object
 from gateway.wire.messages import read_messages
@@ -21,9 +20,7 @@ from gateway.wire.messages import read_messages
 class Tokenizing:
     """Answers both; no engine is involved and no limit is charged."""
 
-    def __init__(
-        self, runtime: RuntimeConfig, models: Mapping[str, ServedModel], metrics: Metrics
-    ) -> None:
+    def __init__(self, runtime: RuntimeConfig, models: Models, metrics: Metrics) -> None:
         self._runtime = runtime
         self._models = models
         self._metrics = metrics
@@ -50,7 +47,7 @@ class Tokenizing:
         tenant = request.authenticate()
         body = await read_body(request.call, request.snapshot.settings.server.body_limit)
         fields = Fields(parse_object(body))
-        model = find_model(self._models, fields.required_string("model"), tenant)
+        model = self._models.find_served(fields.required_string("model"), tenant)
         request.model = model
         return fields, model
 

@@ -1,4 +1,4 @@
-"""Which replica a request goes to.
+"""Which replica a request goes to: the terms in which policies decide (`routing_policies`).
 
 Every term is a time in seconds: what waits in front, what has to be moved, what has to be computed.
 There is no weight between "prefix" and "load" to be tuned.
@@ -31,11 +31,26 @@ class Cached(NamedTuple):
 NOTHING_CACHED = Cached()
 
 
+class Queued(NamedTuple):
+    """Sequences of one priority that wait for a slot, and their uncached prompt tokens."""
+
+    priority: int
+    sequences: int
+    tokens: int
+
+
 class Standing(NamedTuple):
     """What is known of a replica's work now. Token counts are predictions of uncached prompt tokens
     that it has not computed yet (`pending_tokens`, in front of a newcomer); `waiting` and `running`
     count sequences, `context_tokens` sums the running ones' contexts; `max_running` is how many it
-    runs at once, `full` that it would refuse another."""
+    runs at once, `full` that it would refuse another.
+
+    `queued` says of what is in `waiting` and `pending_tokens` how much belongs to which priority;
+    what it does not mention is overtaken by nobody. `answer_tokens` is the mean length of the
+    answers that are generated there; 0: not known. `reuse` is the chance that what newly computed
+    tokens push out of the cache there would be asked for again: 0 while there is room, 1 where
+    nothing is known.
+    """
 
     pending_tokens: int = 0
     waiting: int = 0
@@ -43,6 +58,9 @@ class Standing(NamedTuple):
     context_tokens: int = 0
     max_running: int = 16
     full: bool = False
+    queued: tuple[Queued, ...] = ()
+    answer_tokens: int = 0
+    reuse: float = 1.0
 
 
 class Candidate(NamedTuple):

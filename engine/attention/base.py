@@ -23,13 +23,17 @@ class AttentionShape:
 class StepIndex:
     """Where a step's rows and pages lie, prepared once per step for all layers.
 
-    The host tuples mirror `StepBatch`; the tensors live on the executor's device.
+    The host tuples mirror `StepBatch`; the tensors live on the executor's device. `decodes` are the
+    sequences with one query in this step, and the tensors called after them are theirs.
     """
 
     query_starts: tuple[int, ...]
     context_lengths: tuple[int, ...]
     block_tables: torch.Tensor  # int64 [S, longest]
     positions: torch.Tensor  # int64 [T]
+    decodes: tuple[int, ...]
+    decode_rows: torch.Tensor  # int64 [len(decodes)]
+    decode_tables: torch.Tensor  # int64 [len(decodes), longest]
 
 
 class PagedAttention(Protocol):

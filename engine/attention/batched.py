@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as functional
+from torch.nn.attention.bias import causal_lower_right
 
 from engine.attention.base import AttentionShape, StepIndex
 from engine.attention.reference import hidden_keys
@@ -21,17 +22,17 @@ def batched_attention(
     shape: AttentionShape,
 ) -> torch.Tensor:
     """See `PagedAttention`."""
-    out = torch.empty_like(query)
     starts = index.query_starts
-    decodes = [s for s in range(len(starts) - 1) if starts[s + 1] - starts[s] == 1]
-    if decodes:
-        rows = torch.tensor([starts[s] for s in decodes], device=query.device)
-        sequences = torch.tensor(decodes, device=query.device)
-        longest = max(index.context_lengths[s] for s in decodes)
+    longest = max((index.context_lengths[s] for s in index.decodes), default=0)
+    if len(index.decodes) == len(starts) - 1:
+        tables = index.block_tables
+        return _decode(query, keys, values, index.positions, tables, longest, shape).flatten(1)
+    out = torch.empty_like(query)
+    if index.decodes:
+        rows = index.decode_rows
         out[rows] = _decode(
-            query[rows], keys, values, index.positions[rows], index.block_tables[sequences],
-            longest, shape,
-        )  # fmt: skip
+            query[rows], keys, values, index.positions[rows], index.decode_tables, longest, shape
+        )
     for s in range(len(starts) - 1):
         first, last = starts[s], starts[s + 1]
         if last - first > 1:
@@ -71,16 +72,25 @@ def _prefill(
     length: int,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Many queries of one sequence: [Q, heads, head_dim] in and out."""
+    """Many queries of one sequence, the last of its tokens: [Q, heads, head_dim] in and out."""
     key = _gather(keys, block_table[None], length)
     value = _gather(values, block_table[None], length)
+    on_cuda = query.device.type == "cuda"
+    if on_cuda and shape.window is None and query.dtype != torch.float32:
+        mask: torch.Tensor = causal_lower_right(len(query), length)
+    else:
+        mask = ~hidden_keys(positions, length, shape.window)
+        if on_cuda:
+            # With a mask, the kernels that do without a matrix of all scores want as many heads.
+            key = key.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
+            value = value.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     attended = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key,
         value,
-        attn_mask=~hidden_keys(positions, length, shape.window),
+        attn_mask=mask,
         scale=shape.scale,
-        enable_gqa=shape.heads != shape.kv_heads,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
     return attended[0].transpose(0, 1)
 

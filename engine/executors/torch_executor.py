@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 
@@ -98,11 +99,16 @@ class _Step:
         self.buffers: dict[Buffer, torch.Tensor] = {}
         self._token_ids = torch.from_numpy(batch.token_ids).to(device, torch.int64)
         self._logit_rows = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
+        decodes = np.flatnonzero(np.diff(batch.query_starts) == 1)
+        block_tables = torch.from_numpy(batch.block_tables).to(device, torch.int64)
         self._index = StepIndex(
             query_starts=tuple(batch.query_starts.tolist()),
             context_lengths=tuple(batch.context_lengths.tolist()),
-            block_tables=torch.from_numpy(batch.block_tables).to(device, torch.int64),
+            block_tables=block_tables,
             positions=torch.from_numpy(batch.positions).to(device, torch.int64),
+            decodes=tuple(decodes.tolist()),
+            decode_rows=torch.from_numpy(batch.query_starts[decodes]).to(device, torch.int64),
+            decode_tables=block_tables[torch.from_numpy(decodes).to(device)],
         )
         sequence_of_row = torch.repeat_interleave(
             torch.arange(len(self._index.context_lengths)),
@@ -111,6 +117,7 @@ class _Step:
         positions, block_tokens = self._index.positions, executor.block_tokens
         self._row_blocks = self._index.block_tables[sequence_of_row, positions // block_tokens]
         self._row_slots = positions % block_tokens
+        self._angles = [table[positions] for table in executor._rotations]
 
     def run(self, op: Op) -> None:
         buffers, weights = self.buffers, self._executor._weights
@@ -135,7 +142,7 @@ class _Step:
                 act = functional.silu(gate) if activation == "silu" else gelu_tanh(gate)
                 buffers["gated"] = act * up
             case Add():
-                buffers["residual"] += buffers["delta"].float()
+                buffers["residual"] += buffers["delta"]
             case Select():
                 buffers["selected"] = buffers["residual"][self._logit_rows]
 
@@ -143,19 +150,21 @@ class _Step:
         arch, weights = self._arch, self._executor._weights
         qkv, heads, kv_heads = self.buffers["qkv"], arch.heads, arch.kv_heads
         by_head = qkv.view(len(qkv), heads + 2 * kv_heads, arch.head_dim)
-        query = by_head[:, :heads]
-        key = by_head[:, heads : heads + kv_heads]
+        turned = by_head[:, : heads + kv_heads]
         value = by_head[:, heads + kv_heads :]
-        if op.query_norm:
-            query = rms_norm(query, weights[op.query_norm], arch.norm_eps)
-        if op.key_norm:
-            key = rms_norm(key, weights[op.key_norm], arch.norm_eps)
-        angles = self._executor._rotations[op.rope][self._index.positions]
-        dtype = self._executor.dtype
-        self._query = rotate(query, angles).to(dtype)
+        if op.query_norm or op.key_norm:
+            query, key = turned[:, :heads], turned[:, heads:]
+            if op.query_norm:
+                query = rms_norm(query, weights[op.query_norm], arch.norm_eps)
+            if op.key_norm:
+                key = rms_norm(key, weights[op.key_norm], arch.norm_eps)
+            turned = torch.cat((query, key), dim=1)
+        turned = rotate(turned, self._angles[op.rope]).to(self._executor.dtype)
+        self._query = turned[:, :heads]
         layer = self._executor._pool[:, op.layer]
-        layer[self._row_blocks, 0, :, self._row_slots] = rotate(key, angles).to(dtype)
-        layer[self._row_blocks, 1, :, self._row_slots] = value.to(dtype)
+        layer[self._row_blocks, :, :, self._row_slots] = torch.stack(
+            (turned[:, heads:], value), dim=1
+        )
 
     def _attend(self, op: Attend) -> None:
         arch, layer = self._arch, self._executor._pool[:, op.layer]
@@ -167,8 +176,7 @@ class _Step:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x^2, -1) + eps) * weight, computed and returned in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return functional.rms_norm(x.float(), weight.shape, weight, eps)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +191,13 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """
     cos, sin = angles[:, None, 0], angles[:, None, 1]
     first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat(
+        (
+            (first * cos).addcmul_(second, sin, value=-1),
+            (second * cos).addcmul_(first, sin),
+        ),
+        dim=-1,
+    )
 
 
 def _rotation_table(

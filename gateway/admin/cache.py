@@ -16,6 +16,7 @@ from gateway.admin.cache_answers import erased_answer, stats_answer, tenants_by_
 from gateway.errors import ApiError, bad_request, unavailable
 from gateway.explain import explained
 from gateway.http_call import HttpCall
+from gateway.models import Models
 from gateway.named_caches import ErasedNames
 from gateway.recent_requests import REMEMBERED, RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
@@ -46,7 +47,7 @@ class CacheAdmin:
     def __init__(
         self,
         runtime: RuntimeConfig,
-        models: Mapping[str, ServedModel],
+        models: Models,
         secret: bytes,
         recent: RecentRequests,
         named: NamedPrefixes | None,
@@ -63,7 +64,12 @@ class CacheAdmin:
         snapshot = self._admitted(call)
         names = tenants_by_tag(self._secret, (tenant.id for tenant in snapshot.settings.tenants))
         await call.answer_json(
-            {"models": {name: stats_answer(model, names) for name, model in self._models.items()}}
+            {
+                "models": {
+                    name: stats_answer(model, names)
+                    for name, model in self._models.served().items()
+                }
+            }
         )
 
     async def explain(self, call: HttpCall, request_id: str) -> None:
@@ -84,7 +90,7 @@ class CacheAdmin:
     async def flush(self, call: HttpCall) -> None:
         """Remove every block of every model, or of the one that `model` names."""
         self._admitted(call)
-        models = self._models
+        models = self._models.served()
         name = call.query().get("model")
         if name is not None:
             if name not in models:
@@ -117,7 +123,7 @@ class CacheAdmin:
         tags = owner_tags(self._secret, tenant_id, user)
         scope = None if user is None else tags.scope
         removed = await _remove(
-            self._models, lambda replica: replica.erase_cache(tags.tenant, scope)
+            self._models.served(), lambda replica: replica.erase_cache(tags.tenant, scope)
         )
         missed = _missed(removed)
         if not names.complete:
@@ -168,13 +174,25 @@ async def _remove(models: Mapping[str, ServedModel], removal: Removal) -> dict[s
 async def _remove_from(name: str, model: ServedModel, removal: Removal) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_REMOVAL_S):
-            erased = await removal(model.replica)
+            erased = await asyncio.gather(*(removal(replica) for replica in model.replicas))
     except TimeoutError:
         return {"error": f"was not done within {_REMOVAL_S:.0f} seconds"}
     except Exception:  # noqa: BLE001 - one model's failure must not hide what the others removed
         _log.exception("cache could not be removed", model=name)
         return {"error": "failed; the server's log says why"}
-    return erased_answer(erased, model.replica.cache_stats())
+    stats = [replica.cache_stats() for replica in model.replicas]
+    return erased_answer(all_erased(erased), stats)
+
+
+def all_erased(parts: Sequence[Erased]) -> Erased:
+    """What was removed from all of a model's replicas. They share Redis: one that could not ask it
+    leaves open whether all is gone."""
+    redis = [part.redis for part in parts]
+    return Erased(
+        device=sum(part.device for part in parts),
+        dram=sum(part.dram for part in parts),
+        redis=None if None in redis else sum(count or 0 for count in redis),
+    )
 
 
 def _missed(removed: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -17,22 +17,27 @@ def tenants_by_tag(secret: bytes, tenant_ids: Iterable[str]) -> dict[bytes, str]
 
 
 def stats_answer(model: ServedModel, names: Mapping[bytes, str]) -> dict[str, Any]:
-    """One model's tiers, and who has how many blocks in them."""
-    stats = model.replica.cache_stats()
-    return {
-        "replica": model.replica.name,
-        "tiers": [_tier(tier) for tier in stats.tiers],
-        "owners": _owners(stats, names),
-    }
+    """The tiers of each of a model's replicas, and who has how many blocks in them."""
+    answers = []
+    for replica in model.replicas:
+        stats = replica.cache_stats()
+        answers.append(
+            {
+                "replica": replica.name,
+                "tiers": [_tier(tier) for tier in stats.tiers],
+                "owners": _owners(stats, names),
+            }
+        )
+    return {"replicas": answers}
 
 
-def erased_answer(erased: Erased, stats: CacheStats) -> dict[str, Any]:
+def erased_answer(erased: Erased, stats: Iterable[CacheStats]) -> dict[str, Any]:
     """Blocks removed by tier. A tier that is off is left out; one that could not be asked is null.
 
-    `stats` says which tiers are on.
+    `stats` says which tiers are on, for each replica.
     """
     counts = {"device": erased.device, "dram": erased.dram, "redis": erased.redis}
-    present = {tier.tier.value for tier in stats.tiers}
+    present = {tier.tier.value for replica in stats for tier in replica.tiers}
     return {tier: blocks for tier, blocks in counts.items() if tier in present or blocks}
 
 

@@ -50,9 +50,10 @@ def stats(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> N
         return
     console = _console()
     for name, model in _answer(response, "models")["models"].items():
-        console.print(_tiers_table(f"{name} ({model['replica']})", model["tiers"]))
-        if model["owners"]:
-            console.print(_owners_table(model["owners"]))
+        for replica in model["replicas"]:
+            console.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
+            if replica["owners"]:
+                console.print(_owners_table(replica["owners"]))
 
 
 @cache.command("explain")

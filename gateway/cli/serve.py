@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli import exit_codes
+from gateway.cli.errors import CommandError
 from gateway.lifecycle import Lifecycle
 from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
@@ -20,9 +22,12 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from gateway.fleet_control import FleetControl
+    from gateway.models import Models
     from gateway.named_cache_store import NamedCacheStore
-    from gateway.served_model import ServedModel
     from gateway.server import OpenedFleet, OpenFleet
+
+_LAST_PORT = 65_535
 
 
 def serve_command(
@@ -36,6 +41,17 @@ def serve_command(
         str | None,
         typer.Option(help="Serve this .gguf file or Hugging Face directory instead of the models."),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that share the port; remote models only.")
+    ] = 1,
+    worker_ports: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_LAST_PORT,
+            help="Each worker by itself too: the first on this port, and so on.",
+        ),
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> int:
@@ -48,11 +64,28 @@ def serve_command(
         "--log-level": log_level,
     }
     flags = {flag: value for flag, value in given.items() if value is not None}
+    source = ConfigSource(config, os.environ, flags)
+    if workers > 1:
+        return _serve_with_workers(source, workers, worker_ports)
+    if worker_ports is not None:
+        raise CommandError("--worker-ports: needs --workers", exit_code=exit_codes.USAGE)
     from gateway.server import serve
 
-    return serve(
-        ConfigSource(config, os.environ, flags), open_fleet=_open_fleet, make_app=_make_app
-    )
+    return serve(source, open_fleet=_open_fleet, make_app=_make_app)
+
+
+def _serve_with_workers(source: ConfigSource, count: int, first_port: int | None) -> int:
+    if first_port is not None and first_port + count - 1 > _LAST_PORT:
+        raise CommandError(
+            f"--worker-ports: there are no {count} ports from {first_port} on",
+            exit_code=exit_codes.USAGE,
+        )
+    from gateway.cli.serve_workers import serve_with_workers
+
+    repeated = [] if source.path is None else ["--config", str(source.path)]
+    for flag, value in source.flags.items():
+        repeated += [flag, value]
+    return serve_with_workers(source, count, first_port, repeated)
 
 
 # torch takes seconds to import. Both imports below happen once the port is taken and answered, so
@@ -63,6 +96,7 @@ def serve_command(
 async def _open_fleet(
     settings: Settings,
     *,
+    models: Models,
     environ: Mapping[str, str],
     secret: bytes,
     metrics: Metrics,
@@ -70,7 +104,7 @@ async def _open_fleet(
 ) -> AsyncIterator[OpenedFleet]:
     open_fleet = await asyncio.to_thread(_import_fleet)
     async with open_fleet(
-        settings, environ=environ, secret=secret, metrics=metrics, progress=progress
+        settings, models=models, environ=environ, secret=secret, metrics=metrics, progress=progress
     ) as fleet:
         yield fleet
 
@@ -84,12 +118,15 @@ def _import_fleet() -> OpenFleet:
 def _make_app(
     *,
     runtime: RuntimeConfig,
-    models: Mapping[str, ServedModel],
+    models: Models,
     metrics: Metrics,
     secret: bytes,
     lifecycle: Lifecycle,
     named_store: NamedCacheStore,
+    control: FleetControl,
 ) -> ASGIApp:
     from gateway.app import create_app
 
-    return create_app(runtime, models, metrics, secret, lifecycle, named_store=named_store)
+    return create_app(
+        runtime, models, metrics, secret, lifecycle, named_store=named_store, control=control
+    )

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+from cache.block_events import BlockEvents
+from cache.block_pool import Share
 from cache.report import CacheStats, Erased
 from engine.errors import EngineError
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
+from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable, TokenStream
+from policies.cost import Coefficients
 
 Sink = Callable[[StepReport], None]
+
+HUNG_AFTER_S = 60.0
+"""No step takes that long; an engine with work that has not finished one since is stuck."""
 
 
 class StepEngine(Protocol):
@@ -43,6 +50,16 @@ class StepEngine(Protocol):
         """Remove an owner's blocks, or everybody's, from every tier; blocks."""
         ...
 
+    def set_shares(
+        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
+    ) -> None:
+        """Put floors and quotas to use; blocks."""
+        ...
+
+    def block_snapshot(self) -> BlockEvents:
+        """Everything that the tiers hold; blocks."""
+        ...
+
     def close(self) -> None:
         """Abort what runs and stop; blocks."""
         ...
@@ -61,14 +78,17 @@ class InProcessReplica:
         open_engine: Callable[[Sink], StepEngine],
         *,
         max_open: int,
+        cost: Coefficients,
         observe: Callable[[str, StepReport], None],
     ) -> None:
         """Must be made on the event loop that will use it.
 
         `open_engine` gets the sink that its engine shall call. `max_open` is how many sequences may
-        be here at once, running and waiting. `observe` sees every report, on the event loop.
+        be here at once, running and waiting. `cost` is what work takes until the engine says it.
+        `observe` sees every report, on the event loop.
         """
         self.name = name
+        self._cost = cost
         self._loop = asyncio.get_running_loop()
         self._max_open = max_open
         self._observe = observe
@@ -86,9 +106,9 @@ class InProcessReplica:
     async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
         """See `Replica.submit`."""
         if self._draining:
-            raise ReplicaUnavailable("The engine is shutting down.")
+            raise ReplicaUnavailable("The engine is shutting down.", blames_replica=False)
         if len(self._inboxes) >= self._max_open:
-            raise ReplicaUnavailable("Every place in the engine's queue is taken.")
+            raise ReplicaUnavailable("Every place in the engine's queue is taken.", full=True)
         request_id = request.request_id
         inbox = self._inboxes[request_id] = _Inbox(self._loop)
         self._empty.clear()
@@ -105,6 +125,21 @@ class InProcessReplica:
             if not inbox.ended:
                 inbox.end()
                 self._engine.abort(request_id)
+
+    def health(self) -> Health:
+        """See `Replica.health`."""
+        if self._draining:
+            return Health(Condition.DRAINING, "shutting down")
+        stats = self._engine.stats()
+        if not stats.alive:
+            return Health(Condition.DOWN, "the engine has stopped")
+        if stats.running and stats.last_step_age_s > HUNG_AFTER_S:
+            return Health(Condition.DOWN, "the engine does not finish its step")
+        return Health(Condition.SERVING)
+
+    def coefficients(self) -> Coefficients:
+        """See `Replica.coefficients`."""
+        return self._cost
 
     def stats(self) -> EngineStats:
         """See `Replica.stats`."""
@@ -125,6 +160,19 @@ class InProcessReplica:
     async def _erase(self, tenant: bytes | None, scope: bytes | None) -> Erased:
         try:
             return await asyncio.to_thread(self._engine.erase_cache, tenant, scope)
+        except EngineError:
+            raise ReplicaUnavailable("The engine has stopped.") from None
+
+    async def set_shares(
+        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
+    ) -> None:
+        """See `Replica.set_shares`."""
+        await asyncio.to_thread(self._engine.set_shares, device, dram, redis)
+
+    async def block_snapshot(self) -> BlockEvents:
+        """See `Replica.block_snapshot`."""
+        try:
+            return await asyncio.to_thread(self._engine.block_snapshot)
         except EngineError:
             raise ReplicaUnavailable("The engine has stopped.") from None
 
@@ -150,6 +198,8 @@ class InProcessReplica:
             inbox = self._inboxes.get(output.request_id)
             if inbox is not None:
                 inbox.put(output, alive=report.stats.alive)
+        if report.cost is not None:
+            self._cost = report.cost
         self._observe(self.name, report)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gateway.wire.fields import Fields
@@ -24,7 +25,12 @@ class ChatRequest:
 
 def read_chat(body: bytes | bytearray) -> ChatRequest:
     """Validate a chat body; raises the 400 that names the field which is wrong."""
-    fields = Fields(parse_object(body))
+    return chat_of(parse_object(body))
+
+
+def chat_of(values: Mapping[str, object]) -> ChatRequest:
+    """As `read_chat`, of a body that has been parsed."""
+    fields = Fields(values)
     refuse_unsupported(fields, CHAT)
     # the newer name wins where both are given
     newer, older = fields.integer("max_completion_tokens", 1), fields.integer("max_tokens", 1)

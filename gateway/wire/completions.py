@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gateway.wire.fields import Fields, as_integer
@@ -26,7 +27,12 @@ class CompletionRequest:
 
 def read_completion(body: bytes | bytearray) -> CompletionRequest:
     """Validate a completions body; raises the 400 that names the field which is wrong."""
-    fields = Fields(parse_object(body))
+    return completion_of(parse_object(body))
+
+
+def completion_of(values: Mapping[str, object]) -> CompletionRequest:
+    """As `read_completion`, of a body that has been parsed."""
+    fields = Fields(values)
     refuse_unsupported(fields, COMPLETIONS)
     echo = fields.boolean("echo") or False
     generation = read_generation(fields, max_tokens=_read_max_tokens(fields, echo=echo))

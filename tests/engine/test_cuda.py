@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cache.identity import CacheIdentity
 from cache.tiered_cache import TieredCache
 from engine.attention.batched import batched_attention
+from engine.attention.reference import reference_attention
 from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
@@ -63,6 +65,20 @@ def test_bfloat16_stays_near_float32():
     want, got = exact.forward(batch).cpu(), rounded.forward(batch).cpu()
     assert (want - got).abs().max() < 0.15
     assert (want.argmax(-1) == got.argmax(-1)).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["grouped", "multi_head", "window", "gemma_like", "head_dim_256"])
+def test_prefill_needs_no_matrix_of_all_scores(name, dtype):
+    arch = ARCHITECTURES[name]
+    expected, actual = on_cuda(arch, dtype, attention=reference_attention), on_cuda(arch, dtype)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        for executor in (expected, actual):
+            one = Sequence(random_ids(60, 1), [3, 1, 7, 9])
+            steps = [executor.forward(make_step([(one, count)])).clone() for count in (33, 20, 7)]
+            executor.logits = torch.cat(steps)
+    error = (actual.logits - expected.logits).norm() / expected.logits.norm()
+    assert error < (1e-4 if dtype is torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("wants_logits", [True, False])

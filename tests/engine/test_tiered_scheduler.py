@@ -346,16 +346,20 @@ class TieredCacheMachine(RuleBasedStateMachine):
         tail=st.integers(1, 4),
         tenant=st.sampled_from("ab"),
         answer=st.integers(1, 18),
+        given=st.sampled_from([0, 0, 1, 17, 40]),
+        priority=st.sampled_from([0, 0, 5, 9]),
         kept=st.booleans(),
     )
-    def ask(self, seed, blocks, tail, tenant, answer, kept):
+    def ask(self, seed, blocks, tail, tenant, answer, given, priority, kept):
         self.count += 1
         wish = (Retention(blocks * 16, 3600.0, durable=True),) if kept else ()
         self.stage.submit(
             str(self.count),
             prompt(seed, blocks, tail),
             tenant=tenant,
-            max_tokens=answer,
+            max_tokens=given + answer,
+            priority=priority,
+            given=given,
             retention=wish,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cache.block import BlockKey, Owner
+from cache.block import BlockKey, Owner, Tier
 from cache.block_pool import BlockPool
 from cache.hashing import owner_tags
 from cache.host_arena import HostArena
@@ -25,6 +25,7 @@ from engine.sampling_params import SamplingParams
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence as EngineSequence
 from policies.cost import CostModel
+from tests.cache.event_mirror import Mirror
 
 BLOCK_TOKENS = 16
 BLOCK_BYTES = 64
@@ -198,6 +199,7 @@ class TierStage:
             max_running=max_running,
             prompt_logprob_tokens=64,
         )
+        self.told = Mirror()
         self.sequences: dict[str, EngineSequence] = {}
         self.done: dict[str, EngineSequence] = {}
         self._started: set[str] = set()
@@ -210,15 +212,20 @@ class TierStage:
         *,
         tenant: str = "a",
         max_tokens: int = 1,
+        priority: int = 0,
+        given: int = 0,
         retention: tuple[Retention, ...] = (),
     ) -> EngineSequence:
+        """`given` tokens of the answer were generated elsewhere."""
         request = EngineRequest(
             name,
             prompt,
             SamplingParams(max_tokens=max_tokens, temperature=0.0),
             chain_root=hashlib.md5(tenant.encode()).digest(),
+            priority=priority,
             owner=owner(tenant),
             retention=retention,
+            generated_token_ids=(1,) * given,
         )
         sequence = self.sequences[name] = EngineSequence(request, self._arrivals)
         self._arrivals += 1
@@ -252,7 +259,13 @@ class TierStage:
                     name = sequence.request.request_id
                     self.done[name] = self.sequences.pop(name)
         self.cache.maintain()
+        self.listen()
         return chunks
+
+    def listen(self) -> None:
+        """Take in what the cache tells of its blocks."""
+        while (events := self.cache.take_events()) is not None:
+            self.told.apply(events)
 
     def run(self, name: str, prompt: list[int], **options) -> EngineSequence:
         """Submit, and let everything go on until it is done."""
@@ -289,6 +302,28 @@ class TierStage:
                 assert bytes(self.dram.arena.payload(slot)) == content(key)
         for key, value in self.redis.values.values():
             assert value == content(key)
+        self.listen()
+        self.told.check(Tier.DEVICE, self.tiers.device.links())
+        self.told.check(Tier.DRAM, self.dram.pool.links() if self.dram.keeps else ())
+        self.told.check(Tier.REDIS, self.tiers._stored)
+        self._check_load()
+
+    def _check_load(self) -> None:
+        """What is said of the work that is here, against what a walk over it says."""
+        load = self.scheduler.load()
+        pending = sum(
+            max(0, sequence.prefill_end - sequence.computed)
+            for sequence in self.scheduler.running
+        )
+        pending += sum(
+            max(1, sequence.prefill_end - len(sequence.pages) * BLOCK_TOKENS)
+            for sequence in self.scheduler.loading
+        )
+        for sequence in self.scheduler.waiting:
+            assert 1 <= sequence.uncached <= sequence.known
+            pending += sequence.uncached
+        assert load.pending_tokens == pending
+        assert load.context_tokens == sum(each.computed for each in self.scheduler.running)
 
     def _check_start(self, sequence: EngineSequence) -> None:
         reused = sequence.computed // BLOCK_TOKENS
@@ -299,3 +334,4 @@ class TierStage:
         use = sequence.cache_use
         assert use is not None
         assert sum(run.blocks for run in use.runs) * BLOCK_TOKENS >= sequence.prompt_tokens
+        assert use.cached_tokens == min(sequence.computed, sequence.prompt_tokens)

@@ -11,11 +11,28 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cache.block import NOBODY, Owner, Tier
+from cache.block_events import BlockEvents, TierChange
 from cache.hashing import chain, leave_shared
 from cache.report import BlockRun, CacheStats, CacheUse, Erased, Miss, TenantShare, TierStats
 from engine.report import EngineStats
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
+from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable, TokenStream
+from policies.cost import Coefficients
+
+COST = Coefficients(
+    constant_s=5e-3,
+    token_s=200e-6,
+    sequence_s=300e-6,
+    attended_s=0.2e-6,
+    context_read_s=1e-6,
+    dram_latency_s=50e-6,
+    dram_block_s=70e-6,
+    redis_latency_s=1e-3,
+    redis_block_s=400e-6,
+    step_tokens=256,
+    block_tokens=16,
+)
 
 BOS, EOS = 256, 257
 VOCAB = 258
@@ -107,7 +124,7 @@ class ScriptedReplica:
     @asynccontextmanager
     async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
         if self.full:
-            raise ReplicaUnavailable("Every place in the engine's queue is taken.")
+            raise ReplicaUnavailable("Every place in the engine's queue is taken.", full=True)
         self.requests.append(request)
         self.open += 1
         run = _Run(self, request)
@@ -117,6 +134,19 @@ class ScriptedReplica:
             self.open -= 1
             if not run.finished:
                 self.aborted.append(request.request_id)
+
+    def health(self) -> Health:
+        return Health(Condition.SERVING if self.alive else Condition.DOWN)
+
+    def coefficients(self) -> Coefficients:
+        return COST
+
+    async def set_shares(self, device, dram, redis) -> None:
+        pass
+
+    async def block_snapshot(self) -> BlockEvents:
+        changes = (TierChange(Tier.DEVICE, tuple(self.owners)),)
+        return BlockEvents(epoch=1, seq=1, changes=changes, snapshot=True)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -239,7 +269,8 @@ class _Run:
         cached = use.cached_tokens
         text = replica.answers.get(params.choice_index, replica.answer)
         tokens = [*text, EOS]
-        sent = 0
+        sent = resumed = len(request.generated_token_ids)
+        assert tuple(tokens[:resumed]) == request.generated_token_ids
         while True:
             if replica.dies_after is not None and sent >= replica.dies_after:
                 self.finished = True
@@ -253,7 +284,7 @@ class _Run:
             burst = tokens[sent : min(sent + replica.burst, params.max_tokens)]
             ends = [i for i, t in enumerate(burst) if t in params.stop_token_ids]
             burst = burst[: ends[0] + 1] if ends else burst
-            first = sent == 0
+            first = sent == resumed
             sent += len(burst)
             replica.generated += len(burst)
             stopped = burst[-1] in params.stop_token_ids or (
@@ -277,7 +308,7 @@ class _Run:
                 prompt_logprobs=tuple(
                     logprobs_of(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]
                 )
-                if params.prompt_logprobs is not None and first
+                if params.prompt_logprobs is not None and sent - len(burst) == 0
                 else None,
                 cache_use=use if first else None,
             )

@@ -32,15 +32,15 @@ BEHAVIOUR = sys.argv[2] if len(sys.argv) > 2 else "0"
 class FakeModel:
     """Closed when its fleet is."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.closed = asyncio.Event()
 
 
 class FakeFleet:
     """One model, and nothing that a reload could change."""
 
-    def __init__(self, models: Mapping[str, Any]) -> None:
-        self.models = models
+    def __init__(self) -> None:
         self.named_store = MemoryStore()
 
     async def apply(self, settings: Any) -> None:
@@ -49,11 +49,12 @@ class FakeFleet:
 
 @asynccontextmanager
 async def open_fleet(
-    settings: Any, *, progress: ReportProgress, **_: Any
+    settings: Any, *, models: Any, progress: ReportProgress, **_: Any
 ) -> AsyncIterator[FakeFleet]:
     await asyncio.to_thread(load, progress)
-    model = FakeModel()
-    yield FakeFleet({settings.models[0].name: model})
+    model = FakeModel(settings.models[0].name)
+    models.add(model)
+    yield FakeFleet()
     model.closed.set()
     sys.stdout.write("fleet closed\n")
 

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
+from time import monotonic
 from typing import Any
 
 import httpx
 import uvicorn
 
+from cache.directory import Directory
 from gateway.app import create_app
+from gateway.dispatch.member import Member
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import Router, RouterObserver
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
+from gateway.models import Models
 from gateway.reload import RuntimeConfig, Snapshot
+from gateway.routing_policies import load_policy
 from gateway.served_model import ServedModel
 from gateway.settings import ServerSettings, Settings
 from gateway.sse import StreamTimes
@@ -39,6 +47,44 @@ def prompt(text: object = "hi", **fields: object) -> dict[str, Any]:
     return {"model": "m", "prompt": text, **fields}
 
 
+def router_over(
+    model: str, replicas: Sequence[ScriptedReplica], observer: RouterObserver | None = None
+) -> Router[ScriptedReplica]:
+    """A router that chooses by predicted time to first token, always by the same chance."""
+    directory = Directory()
+    name = "predicted-ttft"
+    router: Router[ScriptedReplica] = Router(
+        model, directory, load_policy(name), name, Random(0), observer or Unobserved()
+    )
+    for replica in replicas:
+        directory.join(replica.name)
+        router.add(
+            Member(
+                replica,
+                "in-process",
+                max_running=16,
+                capacity=None,
+                block_tokens=16,
+                clock=monotonic,
+            ),
+            tells_events=True,
+        )
+    return router
+
+
+class Unobserved:
+    """Nobody wants to know."""
+
+    def decided(self, receipt: Receipt) -> None:
+        pass
+
+    def began(self, receipt: Receipt) -> None:
+        pass
+
+    def routed(self, model: str, replica: str, links: Sequence[bytes]) -> None:
+        pass
+
+
 def tenant(name: str = "acme", cache_scope: CacheScope = "tenant", **fields: Any) -> Tenant:
     values: dict[str, Any] = {"models": ("*",), "concurrency": None}
     return Tenant(id=name, cache=TenantCache(scope=cache_scope), **{**values, **fields})
@@ -58,13 +104,15 @@ class Stage:
     shared_prefixes: tuple[dict[str, Any], ...] = ()
     defaults: dict[str, float] = field(default_factory=dict)
     max_sequences: int | None = None
+    other_replicas: list[ScriptedReplica] = field(default_factory=list)
+    routing: dict[str, Any] = field(default_factory=dict)
     times: StreamTimes = field(default_factory=StreamTimes)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(["m", "org/other"], ["acme", "beta"], SECRET)
         self.lifecycle = Lifecycle()
         self.lifecycle.loaded()
-        self.models: dict[str, ServedModel] = {}
+        self.models = Models()
         self._app: Any = None
 
     def snapshot(self) -> Snapshot:
@@ -73,6 +121,7 @@ class Stage:
             models=({"name": "m", "path": "bundled"},),
             tenants=({"id": "acme", "keys": ({"env": "X"},)},),
             shared_prefixes=self.shared_prefixes,
+            routing=self.routing,
         )
         ring = KeyRing((hash_key(key), owner) for key, owner in self.tenants.items())
         admin = bytes.fromhex(hash_key(ADMIN).removeprefix("sha256:"))
@@ -82,16 +131,18 @@ class Stage:
     def app(self) -> Any:
         if self._app is None:
             for name in ("m", "org/other"):
-                self.models[name] = ServedModel(
-                    name=name,
-                    tokenizer=ByteTokenizer(),
-                    chat_template=self.template,
-                    max_context=self.max_context,
-                    replica=self.replica,
-                    fingerprint="0123456789abcdef" * 4,
-                    created=1_700_000_000,
-                    generation_defaults=self.defaults,
-                    max_sequences=self.max_sequences,
+                self.models.add(
+                    ServedModel(
+                        name=name,
+                        tokenizer=ByteTokenizer(),
+                        chat_template=self.template,
+                        max_context=self.max_context,
+                        router=router_over(name, [self.replica, *self.other_replicas]),
+                        fingerprint="0123456789abcdef" * 4,
+                        created=1_700_000_000,
+                        generation_defaults=self.defaults,
+                        max_sequences=self.max_sequences,
+                    )
                 )
             self.runtime = RuntimeConfig(self.snapshot())
             self._app = create_app(

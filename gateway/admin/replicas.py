@@ -1,0 +1,146 @@
+"""`/admin/replicas`: see, add, drain and remove replicas while requests run."""
+
+from __future__ import annotations
+
+import structlog
+from pydantic import ValidationError
+
+from gateway.admin.auth import require_operator
+from gateway.admin.route_answers import member_answer
+from gateway.dispatch.member import Member, Routable
+from gateway.dispatch.router import Router
+from gateway.errors import ApiError, bad_request
+from gateway.fleet_control import FleetControl
+from gateway.http_body import read_body
+from gateway.http_call import HttpCall
+from gateway.models import Models
+from gateway.reload import RuntimeConfig, Snapshot
+from gateway.settings_fleet import RemoteSettings
+from gateway.wire.fields import Fields
+from gateway.wire.json_body import parse_object
+
+_log = structlog.get_logger("forebay.admin")
+
+_LONGEST_DRAIN_S = 3600.0
+
+
+class ReplicaAdmin:
+    """Handlers. Each needs the operator's key. What is added here lasts until a restart: what is to
+    last belongs into the configuration."""
+
+    def __init__(self, runtime: RuntimeConfig, models: Models, control: FleetControl) -> None:
+        self._runtime = runtime
+        self._models = models
+        self._control = control
+
+    async def show_all(self, call: HttpCall) -> None:
+        """Every model's replicas."""
+        self._admitted(call)
+        await call.answer_json(
+            {
+                "replicas": [
+                    member_answer(name, member)
+                    for name, model in self._models.items()
+                    for member in model.router.members
+                ]
+            }
+        )
+
+    async def show_one(self, call: HttpCall, name: str) -> None:
+        """One replica; a 404 if there is none of this name."""
+        self._admitted(call)
+        router, member = self._find(name)
+        await call.answer_json(member_answer(router.model, member))
+
+    async def add(self, call: HttpCall) -> None:
+        """`{"model": NAME}` starts one more engine of ours, `{"model": NAME, "remote": {...}}` uses
+        one more server, described as in the configuration. 201."""
+        snapshot = self._admitted(call)
+        fields = Fields(parse_object(await read_body(call, snapshot.settings.server.body_limit)))
+        model = fields.required_string("model")
+        remote = fields.value("remote")
+        for unknown in fields.unread():
+            raise bad_request(f"{unknown} is not a field of a replica.", param=unknown)
+        if model not in self._models:
+            raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
+        try:
+            if remote is None:
+                name = await self._control.add_local(model)
+            else:
+                name = await self._control.add_remote(model, _remote_settings(remote))
+        except ValueError as refusal:
+            raise ApiError(409, f"{_sentence(refusal)}", code="replica_not_added") from None
+        _log.info("replica added", replica=name, model=model)
+        _, member = self._find(name)
+        await call.answer_json(member_answer(model, member), status=201)
+
+    async def drain(self, call: HttpCall, name: str) -> None:
+        """Send nothing there any more; what runs there goes on. `resume` takes it back."""
+        self._admitted(call)
+        router, member = self._find(name)
+        member.draining = True
+        router.changed()
+        _log.info("replica drains", replica=name, model=router.model)
+        await call.answer_json(member_answer(router.model, member))
+
+    async def resume(self, call: HttpCall, name: str) -> None:
+        """Send requests there again."""
+        self._admitted(call)
+        router, member = self._find(name)
+        member.draining = False
+        router.changed()
+        _log.info("replica resumes", replica=name, model=router.model)
+        await call.answer_json(member_answer(router.model, member))
+
+    async def remove(self, call: HttpCall, name: str) -> None:
+        """Drain a replica and take it away; what still runs there after `drain_s` seconds (as the
+        server's own, if not given) goes on at another replica."""
+        snapshot = self._admitted(call)
+        self._find(name)
+        drain_s = _drain_s(call, snapshot.settings.server.drain_s)
+        try:
+            await self._control.retire(name, drain_s)
+        except ValueError as refusal:
+            raise ApiError(409, _sentence(refusal), code="replica_not_removed") from None
+        await call.answer_json({"replica": name, "removed": True})
+
+    def _find(self, name: str) -> tuple[Router[Routable], Member[Routable]]:
+        for model in self._models.values():
+            if (member := model.router.find(name)) is not None:
+                return model.router, member
+        raise ApiError(404, "There is no replica of this name.", code="replica_not_found")
+
+    def _admitted(self, call: HttpCall) -> Snapshot:
+        snapshot = self._runtime.current
+        require_operator(call, snapshot)
+        return snapshot
+
+
+def _remote_settings(value: object) -> RemoteSettings:
+    try:
+        return RemoteSettings.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(("remote", *(str(part) for part in first["loc"])))
+        reason = first["msg"].removeprefix("Value error, ")
+        raise bad_request(f"{path}: {reason}", param=path) from None
+
+
+def _drain_s(call: HttpCall, default: float) -> float:
+    given = call.query().get("drain_s")
+    if given is None:
+        return default
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_DRAIN_S:
+        raise bad_request(
+            f"drain_s must be seconds from 0 to {_LONGEST_DRAIN_S:.0f}.", param="drain_s"
+        )
+    return seconds
+
+
+def _sentence(refusal: Exception) -> str:
+    text = str(refusal)
+    return text[:1].upper() + text[1:] + "."

@@ -1,0 +1,297 @@
+"""Chooses a replica of one model for each request, and keeps account of what it sent where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from time import monotonic, perf_counter
+from typing import Generic, Protocol
+
+from cache.directory import Directory
+from gateway.dispatch.load import LoadShare
+from gateway.dispatch.member import Condition, Member, ReplicaT_co
+from gateway.dispatch.prefix import Prefix
+from gateway.dispatch.receipt import Receipt
+from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
+
+
+class NoReplica(Exception):
+    """No replica can take the request now. `full`: there are some, and every place is taken."""
+
+    def __init__(self, message: str, *, full: bool) -> None:
+        super().__init__(message)
+        self.full = full
+
+
+class RouterObserver(Protocol):
+    """Who wants to know of decisions and what came of them: metrics, and other gateways."""
+
+    def decided(self, receipt: Receipt) -> None:
+        """A request is being sent somewhere."""
+        ...
+
+    def began(self, receipt: Receipt) -> None:
+        """Its first token has come."""
+        ...
+
+    def routed(self, model: str, replica: str, links: Sequence[bytes]) -> None:
+        """A replica that tells no events was sent a prompt with these links, or with these behind
+        others that are known to have been sent there before."""
+        ...
+
+
+class Router(Generic[ReplicaT_co]):
+    """One model's replicas. Belongs to the event loop.
+
+    The directory is shared by all models: links of different tokenizers and names differ.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        directory: Directory,
+        policy: RoutingPolicy,
+        policy_name: str,
+        random: Random,
+        observer: RouterObserver,
+    ) -> None:
+        self.model = model
+        self.observer = observer
+        self.directory = directory
+        self._policy = policy
+        self._policy_name = policy_name
+        self._random = random
+        self._members: dict[str, Member[ReplicaT_co]] = {}
+        self._tells_no_events: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def members(self) -> Sequence[Member[ReplicaT_co]]:
+        """All of them, whatever their condition."""
+        return tuple(self._members.values())
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        return self._policy_name
+
+    def use_policy(self, name: str, policy: RoutingPolicy) -> None:
+        """Choose by another policy from the next request on."""
+        self._policy_name, self._policy = name, policy
+
+    def add(self, member: Member[ReplicaT_co], *, tells_events: bool) -> None:
+        """One more replica; it has joined the directory already. Raises ValueError for a name that
+        is taken."""
+        if member.name in self._members:
+            raise ValueError(f"replica {member.name} is there already")
+        self._members[member.name] = member
+        if not tells_events:
+            self._tells_no_events.add(member.name)
+        self.changed()
+
+    def remove(self, name: str) -> Member[ReplicaT_co] | None:
+        """Send nothing there any more, and forget what it holds."""
+        self._tells_no_events.discard(name)
+        self.directory.leave(name)
+        self.changed()
+        return self._members.pop(name, None)
+
+    def find(self, name: str) -> Member[ReplicaT_co] | None:
+        """The replica of this name."""
+        return self._members.get(name)
+
+    def changed(self) -> None:
+        """A replica's condition has changed: whoever waits for one that serves looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def serves(self) -> bool:
+        """Whether any replica takes requests."""
+        return any(member.takes_requests() for member in self._members.values())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any replica would take one more request now."""
+        return any(
+            member.takes_requests() and not member.load.standing().full
+            for member in self._members.values()
+        )
+
+    async def wait_until_serving(
+        self, timeout_s: float, exclude: Collection[str] = frozenset()
+    ) -> bool:
+        """Wait until a replica takes requests, as long as one may come back; False if none does.
+
+        A replica in `exclude` counts again once it has been something else than serving.
+        """
+        left = set(exclude)
+        deadline_s = monotonic() + timeout_s
+        while True:
+            hope = False
+            for member in self._members.values():
+                if member.takes_requests():
+                    if member.name not in left:
+                        return True
+                else:
+                    left.discard(member.name)
+                    hope = hope or not member.draining
+            if not hope and not left:
+                return False
+            rest_s = deadline_s - monotonic()
+            if rest_s <= 0:
+                return False
+            try:
+                # conditions are announced; a breaker's time only passes
+                await asyncio.wait_for(self._changed.wait(), min(rest_s, 0.25))
+            except TimeoutError:
+                continue
+
+    def decide(
+        self,
+        request: RouteRequest,
+        prefix: Prefix,
+        *,
+        exclude: Collection[str] = frozenset(),
+        moved_from: str | None = None,
+        had_begun: bool = False,
+    ) -> Receipt:
+        """Choose, and send nothing. Raises NoReplica."""
+        started_s = perf_counter()
+        now_s = monotonic()
+        open_members: list[Member[ReplicaT_co]] = []
+        passed_by: dict[str, str] = {}
+        for member in self._members.values():
+            if member.name in exclude:
+                passed_by[member.name] = "lost this request before"
+            elif member.takes_requests():
+                open_members.append(member)
+            else:
+                passed_by[member.name] = _why_not(member)
+        if not open_members:
+            raise NoReplica("No replica of this model can serve now.", full=False)
+        sizes = {member.block_tokens for member in open_members}
+        warm = self.directory.lookup(prefix.by_size(sizes), now_s)
+        candidates = [
+            Candidate(
+                member.name,
+                member.replica.coefficients(),
+                member.load.standing(),
+                warm.get(member.name, NOTHING_CACHED),
+            )
+            for member in open_members
+        ]
+        chosen = self._policy.choose(request, candidates, self._random)
+        if candidates[chosen].standing.full:
+            raise NoReplica("Every place in the replicas' queues is taken.", full=True)
+        return Receipt(
+            model=self.model,
+            policy=self._policy_name,
+            request=request,
+            candidates=candidates,
+            chosen=chosen,
+            decided_s=now_s,
+            decision_s=perf_counter() - started_s,
+            passed_by=passed_by,
+            moved_from=moved_from,
+            had_begun=had_begun,
+        )
+
+    @contextmanager
+    def place(
+        self,
+        request: RouteRequest,
+        prefix: Prefix,
+        *,
+        exclude: Collection[str] = frozenset(),
+        moved_from: str | None = None,
+        had_begun: bool = False,
+    ) -> Iterator[Placement[ReplicaT_co]]:
+        """Choose a replica and count the request there for as long as the scope lasts.
+
+        Raises NoReplica on entering.
+        """
+        receipt = self.decide(
+            request, prefix, exclude=exclude, moved_from=moved_from, had_begun=had_begun
+        )
+        member = self._members[receipt.candidate.name]
+        uncached = max(1, request.prompt_tokens - receipt.candidate.cached.tokens)
+        probing = not member.breaker.closed and member.breaker.start_probe(monotonic())
+        with member.load.share(uncached, request.prompt_tokens) as share:
+            placement = Placement(self, member, receipt, prefix, share)
+            self._note_routed(member, prefix)
+            self.observer.decided(receipt)
+            try:
+                yield placement
+            finally:
+                if probing and receipt.began_s is None and receipt.lost is None:
+                    # the probe told nothing: its client left first
+                    member.breaker.probe_failed(monotonic())
+
+    def _note_routed(self, member: Member[ReplicaT_co], prefix: Prefix) -> None:
+        links = prefix.of(member.block_tokens)
+        if not links:
+            return
+        news = self.directory.note_routed(member.name, links, monotonic())
+        if member.name in self._tells_no_events and news < len(links):
+            self.observer.routed(self.model, member.name, links[news:])
+
+
+class Placement(Generic[ReplicaT_co]):
+    """A request at a replica."""
+
+    def __init__(
+        self,
+        router: Router[ReplicaT_co],
+        member: Member[ReplicaT_co],
+        receipt: Receipt,
+        prefix: Prefix,
+        share: LoadShare,
+    ) -> None:
+        self.member = member
+        self.receipt = receipt
+        self._router = router
+        self._prefix = prefix
+        self._share = share
+
+    @property
+    def replica(self) -> ReplicaT_co:
+        """Where it runs."""
+        return self.member.replica
+
+    def began(self, served_tokens: int | None) -> None:
+        """Its first token has come; so many of its prompt's tokens came from the cache (None: the
+        replica does not say). Idempotent."""
+        receipt = self.receipt
+        if receipt.began_s is not None:
+            return
+        receipt.began_s = monotonic()
+        receipt.served_tokens = served_tokens
+        self._share.begin()
+        self.member.answered()
+        if served_tokens is not None:
+            links = self._prefix.of(self.member.block_tokens)
+            if links:
+                self._router.directory.correct(
+                    self.member.name,
+                    links,
+                    served_tokens,
+                    promised_tokens=receipt.candidate.cached.tokens,
+                    decided_s=receipt.decided_s,
+                    now_s=receipt.began_s,
+                )
+        self._router.observer.began(receipt)
+
+    def lost(self, why: str) -> None:
+        """The replica has lost it, or did not take it."""
+        self.receipt.lost = why
+        self.member.failed()
+
+
+def _why_not(member: Member[ReplicaT_co]) -> str:
+    health = member.health()
+    if health.condition is Condition.SERVING:
+        return "its breaker is open"
+    return f"{health.condition}: {health.reason}" if health.reason else str(health.condition)

@@ -1,0 +1,124 @@
+"""What dispatch tells Prometheus: decisions, how right they were, moves, and the replicas' state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.dispatch.member import Condition, Member, Routable
+from gateway.dispatch.receipt import Receipt
+
+_ERROR_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_DECISION_S = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3)
+
+Members = Callable[[], Sequence[Member[Routable]]]
+
+
+class DispatchMetrics:
+    """Counts decisions. Models and replicas are the operator's own names."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._decisions = Counter(
+            "forebay_route_decisions",
+            "Requests sent to each replica.",
+            ("model", "replica", "policy"),
+            registry=registry,
+        )
+        self._error = Histogram(
+            "forebay_route_prediction_error_seconds",
+            "Between the predicted and the real time to first token, either way.",
+            ("model",),
+            buckets=_ERROR_S,
+            registry=registry,
+        )
+        self._decision = Histogram(
+            "forebay_route_decision_seconds",
+            "Time that choosing a replica took.",
+            ("model",),
+            buckets=_DECISION_S,
+            registry=registry,
+        )
+        self._promised = Counter(
+            "forebay_route_promised_tokens",
+            "Prompt tokens that the chosen replica was believed to have cached.",
+            ("model",),
+            registry=registry,
+        )
+        self._served = Counter(
+            "forebay_route_served_tokens",
+            "Of the prompts so counted, tokens that the replica really had.",
+            ("model",),
+            registry=registry,
+        )
+        self._failovers = Counter(
+            "forebay_failovers",
+            "Requests that were moved because their replica was lost.",
+            ("model", "when"),
+            registry=registry,
+        )
+        self._members = _MembersCollector()
+        registry.register(self._members)
+
+    def watch(self, model: str, members: Members) -> None:
+        """Report these replicas' state at every scrape."""
+        self._members.models[model] = members
+
+    def decided(self, receipt: Receipt) -> None:
+        """A request is being sent somewhere."""
+        model = receipt.model
+        self._decisions.labels(model, receipt.candidate.name, receipt.policy).inc()
+        self._decision.labels(model).observe(receipt.decision_s)
+        if receipt.moved_from is not None:
+            when = "mid_stream" if receipt.had_begun else "before_first_token"
+            self._failovers.labels(model, when).inc()
+
+    def began(self, receipt: Receipt) -> None:
+        """Its first token has come."""
+        if (error_s := receipt.error_s) is not None:
+            self._error.labels(receipt.model).observe(abs(error_s))
+        if receipt.served_tokens is not None:
+            self._promised.labels(receipt.model).inc(receipt.candidate.cached.tokens)
+            self._served.labels(receipt.model).inc(receipt.served_tokens)
+
+
+class _MembersCollector(Collector):
+    def __init__(self) -> None:
+        self.models: dict[str, Members] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading of every replica."""
+        labels = ("model", "replica", "kind")
+        up = GaugeMetricFamily(
+            "forebay_replica_up", "1 while a replica takes requests.", labels=labels
+        )
+        draining = GaugeMetricFamily(
+            "forebay_replica_draining", "1 while a replica is being emptied.", labels=labels
+        )
+        breaker = GaugeMetricFamily(
+            "forebay_replica_breaker_open",
+            "1 while nothing is sent to a replica because it has lost requests.",
+            labels=labels,
+        )
+        pending = GaugeMetricFamily(
+            "forebay_replica_pending_tokens",
+            "Prompt tokens that were sent to a replica and are not computed yet, as predicted.",
+            labels=labels,
+        )
+        sequences = GaugeMetricFamily(
+            "forebay_replica_sequences",
+            "Sequences that this gateway has at a replica.",
+            labels=labels,
+        )
+        for model, members in list(self.models.items()):
+            for member in members():
+                at = (model, member.name, member.kind)
+                condition = member.health().condition
+                up.add_metric(at, float(member.takes_requests()))
+                draining.add_metric(at, float(condition is Condition.DRAINING))
+                breaker.add_metric(at, float(not member.breaker.closed))
+                pending.add_metric(at, member.load.own().pending_tokens)
+                sequences.add_metric(at, member.load.sequences)
+        yield from (up, draining, breaker, pending, sequences)

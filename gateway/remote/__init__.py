@@ -1,0 +1,1 @@
+"""Models that run on servers elsewhere: requests relayed to them, answers relayed back."""

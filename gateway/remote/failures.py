@@ -1,0 +1,154 @@
+"""What can become of a request at a remote server other than an answer, and whose fault that is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+
+import orjson
+
+from gateway.errors import ApiError
+
+ERROR_BODY_BYTES = 64 << 10
+_LONGEST_MESSAGE = 2000
+_LONGEST_RETRY_S = 3600
+_CLIENTS_OWN = frozenset({400, 409, 413, 415, 416, 422, 451})
+_MISCONFIGURED = frozenset({401, 402, 403, 404, 405, 407, 426})
+_FULL_RETRY_S = 1
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
+_ADDRESS = re.compile(
+    r"[a-zA-Z][a-zA-Z0-9+.-]*://\S+"
+    r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b"
+    r"|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?"
+)
+_KEY = re.compile(r"(?i:\bbearer\s+\S+)|\bsk-[A-Za-z0-9_*.-]{4,}")
+_WORD = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+class LossKind(StrEnum):
+    """How a server lost a request; the words are for logs, metrics and receipts."""
+
+    REFUSED = "connection refused"
+    RESET = "connection lost"
+    STALLED = "stalled"
+    DOWN = "replica down"
+    GARBAGE = "unreadable answer"
+    SERVER_ERROR = "server error"
+    ENDED_EARLY = "answer ended early"
+
+
+class UpstreamLost(Exception):
+    """The server did not answer, or stopped answering: another may. `status` is the server error
+    that it answered with, if it did."""
+
+    def __init__(self, kind: LossKind, detail: str = "", *, status: int | None = None) -> None:
+        super().__init__(f"{kind}: {detail}" if detail else str(kind))
+        self.kind = kind
+        self.status = status
+
+
+class UpstreamFull(Exception):
+    """The server has no room now; it is well."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("full")
+        self.retry_after_s = retry_after_s
+
+
+class UpstreamMisconfigured(Exception):
+    """The server does not know us, or not what we ask for: a mistake in our configuration."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answers {status}")
+        self.status = status
+
+
+class Cleaner:
+    """Takes out of a server's words what its client must not learn: where it is and who we are
+    there."""
+
+    def __init__(
+        self, *, secrets: Iterable[str], hosts: Iterable[str], served_model: str, model: str
+    ) -> None:
+        self._hidden = sorted({word for word in (*secrets, *hosts) if len(word) > 2}, key=len)
+        self._served_model = served_model
+        self._model = model
+
+    def text(self, message: str) -> str:
+        """At most 2,000 characters of it, without control characters, addresses and keys."""
+        message = _CONTROL.sub(" ", message[: 4 * _LONGEST_MESSAGE])
+        for word in reversed(self._hidden):
+            message = message.replace(word, "[hidden]")
+        message = _KEY.sub("[hidden]", _ADDRESS.sub("[hidden]", message))
+        if self._served_model != self._model:
+            message = message.replace(self._served_model, self._model)
+        return message[:_LONGEST_MESSAGE].strip()
+
+
+def judge(status: int, retry_after: str | None, body: bytes, cleaner: Cleaner) -> Exception:
+    """The exception that an answer other than 200 means: ApiError if the client's own mistake."""
+    if status in _CLIENTS_OWN:
+        return _refusal(status, _error_of(body), cleaner)
+    if status in _MISCONFIGURED or status < 400:
+        return UpstreamMisconfigured(status)
+    if status == 429 or (status == 503 and retry_after is not None):
+        return UpstreamFull(_seconds(retry_after))
+    if status < 500 and status not in (408, 421, 425):
+        return _refusal(status, _error_of(body), cleaner)
+    return UpstreamLost(LossKind.SERVER_ERROR, f"status {status}", status=status)
+
+
+def judge_event(error: object, cleaner: Cleaner) -> Exception:
+    """The exception that an error inside a stream means."""
+    status = error.get("code") if isinstance(error, dict) else None
+    if isinstance(status, str) and status.isascii() and status.isdigit() and len(status) == 3:
+        status = int(status)
+    if type(status) is int and 400 <= status < 500:
+        return judge(status, None, orjson.dumps({"error": error}), cleaner)
+    return UpstreamLost(LossKind.SERVER_ERROR, "an error in the stream")
+
+
+def _refusal(status: int, error: dict[str, object], cleaner: Cleaner) -> ApiError:
+    message = error.get("message")
+    text = cleaner.text(message) if isinstance(message, str) else ""
+    param = error.get("param")
+    return ApiError(
+        status,
+        text or "The model's server refuses this request.",
+        type=_word(error.get("type")) or "invalid_request_error",
+        param=cleaner.text(param)[:200] if isinstance(param, str) else None,
+        code=_word(error.get("code")),
+    )
+
+
+def _error_of(body: bytes) -> dict[str, object]:
+    """The error's fields, of the shapes that servers have for it: OpenAI's envelope, the same
+    without an envelope, FastAPI's `detail`."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    error = value.get("error", value)
+    if isinstance(error, str):
+        return {"message": error}
+    if not isinstance(error, dict):
+        return {}
+    if "message" not in error and isinstance(error.get("detail"), str):
+        return {"message": error["detail"]}
+    return error
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and _WORD.fullmatch(value) else None
+
+
+def _seconds(retry_after: str | None) -> int:
+    """Whole seconds; a date or nonsense counts as a second."""
+    text = (retry_after or "").strip()
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return max(1, min(int(text), _LONGEST_RETRY_S))
+    return _FULL_RETRY_S

@@ -1,0 +1,243 @@
+"""A model's replicas that are engines of ours, in this process or in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+
+from cache.block_pool import Share
+from cache.directory import Directory
+from cache.hashing import owner_tags
+from cache.redis_store import RedisStore
+from engine.chat_template import ChatTemplate
+from engine.report import StepReport
+from engine.tokenizer import Tokenizer
+from gateway.dispatch.member import Member
+from gateway.dispatch.router import Router
+from gateway.load_progress import ReportProgress, no_progress
+from gateway.metrics import Metrics
+from gateway.redis_services import RedisServices
+from gateway.replica import Replica, ReplicaUnavailable
+from gateway.replica_group import ReplicaGroup
+from gateway.replicas.engine_facts import EngineFacts
+from gateway.replicas.engine_opening import load_engine
+from gateway.replicas.in_process import InProcessReplica
+from gateway.served_model import ServedModel
+from gateway.settings import ModelSettings, TenantSettings
+
+_log = structlog.get_logger("forebay.fleet")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalContext:
+    """What all of a gateway's engines share."""
+
+    secret: bytes
+    redis: RedisServices
+    directory: Directory
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A replica that runs, and what was learned when it was opened. `template` is the source of the
+    chat template, None where the model has none."""
+
+    replica: Replica
+    facts: EngineFacts
+    tokenizer: Tokenizer
+    template: str | None
+
+
+class LocalReplicas:
+    """Opens and closes the replicas of one model as many as are wanted."""
+
+    def __init__(
+        self, settings: ModelSettings, router: Router[Replica], context: LocalContext
+    ) -> None:
+        self.group: ReplicaGroup[Replica] = ReplicaGroup(router)
+        self.model: ServedModel | None = None
+        """There once `open` has returned."""
+        self._settings = settings
+        self._context = context
+        self._numbers = 0
+        self._tenants: Sequence[TenantSettings] = ()
+        self._facts: dict[str, EngineFacts] = {}
+        self._resyncs: dict[str, asyncio.Task[None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def open(self, progress: ReportProgress) -> None:
+        """Start as many as the settings say; `model` is there after that. Raises ModelLoadError or
+        EngineError, with nothing left open once `close` was called."""
+        for _ in range(self._settings.replicas.count):
+            await self.add(progress)
+
+    async def add(self, progress: ReportProgress) -> str:
+        """One more replica; returns its name. Raises as `open`."""
+        async with self._one_at_a_time:
+            name = f"{self._settings.name}/{self._numbers}"
+            self._numbers += 1
+            async with AsyncExitStack() as held:
+                opened = await self._open(name, progress, held)
+                if self.model is None:
+                    self.model = await self._served(opened)
+                await opened.replica.set_shares(*self._shares(opened.facts))
+                member = self._member(opened)
+                self.group.hold(member, held.pop_all(), tells_events=True)
+            return name
+
+    async def scale(self, count: int, drain_s: float) -> None:
+        """Start replicas, or retire the youngest, until there are `count`."""
+        names = [member.name for member in self.group.router.members if not member.draining]
+        for name in names[count:][::-1]:
+            await self.group.retire(name, drain_s)
+        for _ in range(count - len(names)):
+            await self.add(no_progress)
+
+    async def set_tenants(self, tenants: Sequence[TenantSettings]) -> None:
+        """Put their floors and quotas to use, in every replica and in those to come."""
+        self._tenants = tenants
+        for member in self.group.router.members:
+            if (facts := self._facts.get(member.name)) is not None:
+                await member.replica.set_shares(*self._shares(facts))
+
+    async def close(self) -> None:
+        """End all of them."""
+        await self.group.close()
+
+    async def _open(self, name: str, progress: ReportProgress, held: AsyncExitStack) -> Opened:
+        started_s = monotonic()
+        opened = await self._open_in_process(name, progress, held)
+        facts = self._facts[name] = opened.facts
+        held.callback(self._facts.pop, name)
+        _log.info(
+            "model loaded",
+            model=self._settings.name,
+            replica=name,
+            executor=facts.executor,
+            device=facts.device,
+            dtype=facts.dtype,
+            pool_tokens=facts.pool_tokens,
+            max_context=facts.max_context,
+            cache_identity=facts.cache_identity.hex()[:16],
+            dram_bytes=self._settings.cache.dram,
+            redis=self._redis is not None,
+            seconds=round(monotonic() - started_s, 2),
+        )
+        return opened
+
+    async def _open_in_process(
+        self, name: str, progress: ReportProgress, held: AsyncExitStack
+    ) -> Opened:
+        loaded = await asyncio.to_thread(load_engine, self._settings, progress)
+        held.callback(loaded.executor.close)
+        self._join(name, loaded.facts, held)
+        replica = InProcessReplica(
+            name,
+            lambda sink: loaded.open(sink, self._redis),
+            max_open=self._max_sequences,
+            cost=loaded.facts.cost,
+            observe=self._observe,
+        )
+        held.push_async_callback(replica.close)
+        self._watch(replica, held)
+        replica.start()
+        template = loaded.model.chat_template
+        return Opened(replica, loaded.facts, loaded.model.tokenizer, template)
+
+    def _join(self, name: str, facts: EngineFacts, held: AsyncExitStack) -> None:
+        """Before the replica can tell what it holds."""
+        shares_redis = None if self._redis is None else facts.cache_identity.hex()
+        directory = self._context.directory
+        directory.join(name, block_tokens=facts.block_tokens, shares_redis=shares_redis)
+        held.callback(directory.leave, name)
+
+    def _watch(self, replica: Replica, held: AsyncExitStack) -> None:
+        metrics, model = self._context.metrics, self._settings.name
+        metrics.watch_replica(replica.name, model, replica.stats)
+        metrics.watch_cache(replica.name, model, replica.cache_stats)
+        held.callback(metrics.forget_replica, replica.name)
+
+    def _observe(self, name: str, report: StepReport) -> None:
+        self._context.metrics.observe_step(name, report)
+        if report.events is not None and not self._context.directory.apply(name, report.events):
+            self._resync(name)
+
+    def _resync(self, name: str) -> None:
+        """Batches were missed: ask for everything, unless it has been asked for already."""
+        if name in self._resyncs:
+            return
+        task = self._resyncs[name] = asyncio.ensure_future(self._ask_for_snapshot(name))
+        task.add_done_callback(lambda _: self._resyncs.pop(name, None))
+
+    async def _ask_for_snapshot(self, name: str) -> None:
+        member = self.group.router.find(name)
+        if member is None:
+            return
+        try:
+            snapshot = await member.replica.block_snapshot()
+        except ReplicaUnavailable:
+            return  # its next life begins with one
+        self._context.directory.apply(name, snapshot)
+
+    def _member(self, opened: Opened) -> Member[Replica]:
+        return Member(
+            opened.replica,
+            self._settings.replicas.kind,
+            max_running=self._settings.max_running,
+            capacity=self._max_sequences,
+            block_tokens=opened.facts.block_tokens,
+            clock=monotonic,
+        )
+
+    @property
+    def _max_sequences(self) -> int:
+        return self._settings.max_running + self._settings.max_waiting
+
+    @property
+    def _redis(self) -> RedisStore | None:
+        return self._context.redis.kv if self._settings.cache.redis else None
+
+    async def _served(self, opened: Opened) -> ServedModel:
+        facts, source = opened.facts, opened.template
+        template = None if source is None else ChatTemplate(source, opened.tokenizer)
+        return ServedModel(
+            name=self._settings.name,
+            tokenizer=opened.tokenizer,
+            chat_template=template,
+            max_context=facts.max_context,
+            router=self.group.router,
+            fingerprint=facts.fingerprint,
+            created=int(time.time()),
+            generation_defaults=facts.generation_defaults,
+            max_sequences=self._max_sequences,
+            kv_block_tokens=facts.block_tokens,
+            kv_block_bytes=facts.block_bytes,
+        )
+
+    def _shares(
+        self, facts: EngineFacts
+    ) -> tuple[dict[bytes, Share], dict[bytes, Share], dict[bytes, int]]:
+        """The tenants' floors and quotas in blocks of this size, in Redis in bytes."""
+        device: dict[bytes, Share] = {}
+        dram: dict[bytes, Share] = {}
+        redis: dict[bytes, int] = {}
+        for tenant in self._tenants:
+            tag = owner_tags(self._context.secret, tenant.id, None).tenant
+            cache = tenant.cache
+            device[tag] = _share(cache.device_floor, cache.device_quota, facts.block_bytes)
+            dram[tag] = _share(cache.dram_floor, cache.dram_quota, facts.block_bytes)
+            if cache.redis_quota is not None:
+                redis[tag] = cache.redis_quota
+        return device, dram, redis
+
+
+def _share(floor_bytes: int, quota_bytes: int | None, block_bytes: int) -> Share:
+    quota = None if quota_bytes is None else quota_bytes // block_bytes
+    return Share(floor_bytes // block_bytes, quota)

@@ -1,0 +1,1 @@
+"""Replicas that are processes of their own, with interpreter and cores apart from ours."""

@@ -1,0 +1,185 @@
+"""The ways to choose a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from policies.routing import Candidate, RouteRequest, RoutingPolicy
+from policies.routing_prediction import predict, predicted_terms
+
+
+class PredictedTtft:
+    """Where the request costs least time, its own and others', as far as that can be told now.
+
+    Its own is the predicted time to first token. Others' comes from what the replica computes for
+    it, `prefill_s`, and is what keeps a fleet from computing the same prefix everywhere as soon as
+    that is a little faster for one request:
+
+    - *Who comes behind it* waits that much longer. In a queue that changes by one at a time, who
+      goes leaves as many behind as who comes has found, on average: `waiting`.
+    - *What it pushes out* of a full cache is as much. With the chance `reuse` somebody will compute
+      that again, wait as long, and push out as much in turn. Two such turns are counted: the
+      chain ends with the first copy that goes and is missed by nobody, and a copy is worth a
+      detour of at most two times its computing.
+
+    So a choice costs `ttft_s + (waiting + reuse + reuse**2) * prefill_s`, seconds all of it. A hot
+    prefix spreads when its queue costs more than another copy does, and no earlier.
+
+    *Ties.* Predictions differ by what the replicas' cost models have learned as well as by the
+    replicas: candidates within `noise` of the least, measured on the request's own part of the
+    cost, are equal, and chance decides. So prefixes that nobody has are spread evenly over idle
+    replicas, also where one of them has a few tokens of every prompt. The queue is no part of the
+    measure: under load it is most of the cost, and what is warm would drown in it.
+    """
+
+    def __init__(self, noise: float = 0.1) -> None:
+        """`noise`: the relative error of a prediction, about; at least 0."""
+        if noise < 0:
+            raise ValueError(f"noise must be at least 0, not {noise}")
+        self._noise = noise
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """The least cost; among equals, any."""
+        floors = _floors_s(request, candidates)
+        lowest = floors.index(min(floors))
+        if floors[lowest] == _NEVER:  # all are full: then that tells nothing
+            return self.choose(request, [_not_full(candidate) for candidate in candidates], random)
+        # an equal of the least costs at most its cost and `noise` of that, whichever it is
+        within_s = self._costs_s(request, [candidates[lowest]])[0][0] * (1.0 + self._noise)
+        likely = [index for index, floor_s in enumerate(floors) if floor_s <= within_s]
+        if len(likely) == 1:
+            return likely[0]
+        costs = self._costs_s(request, [candidates[index] for index in likely])
+        least_s, own_s = min(costs)
+        bound_s = least_s + self._noise * own_s
+        equal = [
+            index for index, (cost_s, _) in zip(likely, costs, strict=True) if cost_s <= bound_s
+        ]
+        return _any(equal, random)
+
+    def _costs_s(
+        self, request: RouteRequest, candidates: Sequence[Candidate]
+    ) -> list[tuple[float, float]]:
+        """What choosing each costs, and how much of that is the request's own part."""
+        costs = []
+        for (queue_s, load_s, prefill_s), candidate in zip(
+            predicted_terms(request, candidates), candidates, strict=True
+        ):
+            standing = candidate.standing
+            reuse = standing.reuse
+            own_s = load_s + prefill_s * (1.0 + standing.waiting + reuse + reuse * reuse)
+            costs.append((queue_s + own_s, own_s))
+        return costs
+
+
+class PrefixAffinity:
+    """Where most of the prompt is cached, in whichever tier; among equals the least predicted
+    queue."""
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """The longest cached prefix."""
+        usable = _usable(candidates)
+        longest = max(candidates[index].cached.tokens for index in usable)
+        warmest = [index for index in usable if candidates[index].cached.tokens == longest]
+        if len(warmest) == 1:
+            return warmest[0]
+        return _least(warmest, lambda index: predict(request, candidates[index]).queue_s, random)
+
+
+class LeastLoaded:
+    """Where the fewest sequences run and wait."""
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """The fewest sequences."""
+
+        def sequences(index: int) -> float:
+            standing = candidates[index].standing
+            return standing.waiting + standing.running
+
+        return _least(_usable(candidates), sequences, random)
+
+
+class RoundRobin:
+    """Whoever was not chosen for longest, so that it is fair while replicas come and go."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._last: dict[str, int] = {}
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """The least recently chosen; among those who never were, any."""
+        names = [candidate.name for candidate in candidates]
+        chosen = _least(_usable(candidates), lambda index: self._last.get(names[index], 0), random)
+        if len(self._last) > 2 * len(names):
+            present = set(names)
+            self._last = {name: turn for name, turn in self._last.items() if name in present}
+        self._turns += 1
+        self._last[names[chosen]] = self._turns
+        return chosen
+
+
+class AtRandom:
+    """Any."""
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+        """Any."""
+        return _any(_usable(candidates), random)
+
+
+_NEVER = float("inf")
+
+BUILT_IN: dict[str, Callable[[], RoutingPolicy]] = {
+    "predicted-ttft": PredictedTtft,
+    "prefix-affinity": PrefixAffinity,
+    "least-loaded": LeastLoaded,
+    "round-robin": RoundRobin,
+    "random": AtRandom,
+}
+"""What makes each policy by the name that a configuration gives it."""
+
+
+def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[float]:
+    """For each candidate less than it can cost, infinite for one that is full unless all are: a
+    few operations that mostly leave a handful to be looked at closely.
+
+    A token that is computed takes its own time and its share of a full step's constant; of a step
+    under way at least half is ahead; what has less urgent sequences in it may be overtaken.
+    """
+    prompt_tokens = request.prompt_tokens
+    floors = []
+    for _, cost, standing, (device, dram, redis) in candidates:
+        pending, waiting, _, _, _, full, queued, _, reuse = standing
+        if full:
+            floors.append(_NEVER)
+            continue
+        step_tokens = cost[9]
+        ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending
+        uncached = prompt_tokens - device - dram - redis
+        floors.append(
+            (cost[1] + cost[0] / step_tokens)
+            * (uncached * (1.0 + waiting + reuse + reuse * reuse) + (0.0 if queued else ahead))
+        )
+    return floors
+
+
+def _not_full(candidate: Candidate) -> Candidate:
+    return candidate._replace(standing=candidate.standing._replace(full=False))
+
+
+def _usable(candidates: Sequence[Candidate]) -> Sequence[int]:
+    """Indices of those that are not full; if all are, then all."""
+    usable = [index for index, candidate in enumerate(candidates) if not candidate.standing.full]
+    return usable or range(len(candidates))
+
+
+def _least(indices: Sequence[int], key: Callable[[int], float], random: Random) -> int:
+    keys = [key(index) for index in indices]
+    least = min(keys)
+    return _any(
+        [index for index, value in zip(indices, keys, strict=True) if value == least], random
+    )
+
+
+def _any(indices: Sequence[int], random: Random) -> int:
+    return indices[0] if len(indices) == 1 else random.choice(indices)

@@ -1,0 +1,147 @@
+"""When a request would get its first token, if it went to a certain replica now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.cost import Coefficients
+from policies.routing import Cached, Candidate, Prediction, RouteRequest
+
+
+class _Cut(NamedTuple):
+    """A way to divide a prompt: so much is loaded, the rest computed, with that shape."""
+
+    uncached_tokens: int
+    steps: int
+    attended: int
+    context_read: int
+    dram_tokens: int
+    redis_tokens: int
+
+
+def predict(request: RouteRequest, candidate: Candidate) -> Prediction:
+    """The time to first token if the request went there now.
+
+    Steps: the engine decodes in every step, and prefills with what is left of the step's tokens. A
+    step costs its constant and a row for each running sequence, and then what it prefills.
+
+    `queue_s`: half of the step under way; then the steps until the pending tokens that are not in
+    it are computed and a slot is free, whichever takes more of them, since both go on in the same
+    steps. Those who run are taken to be spread evenly over their answers (`answer_tokens`; where
+    that is not known, the request's own `max_tokens`), so that of n slots the k-th comes free after
+    `k / (n + 1)` of an answer's steps. Pending tokens attend as cold prompts of equal length would.
+    What is queued and less urgent is overtaken.
+
+    `load_s` and `prefill_s`: what lies in lower tiers is loaded as far as loading and computing the
+    rest alone takes least time, which is how the engine decides (`tiering.choose_load`), of each
+    tier all or nothing. The last token of a prompt is computed wherever it lies.
+    """
+    return Prediction(*predicted_terms(request, (candidate,))[0])
+
+
+def predicted_terms(
+    request: RouteRequest, candidates: Sequence[Candidate]
+) -> list[tuple[float, float, float]]:
+    """`predict` for every candidate, as plain tuples.
+
+    One loop without calls, as most of a decision's time goes here. How a prompt can be divided is
+    worked out once for all candidates that have the same of it, what that costs once for
+    neighbours with the same (not merely equal) coefficients.
+    """
+    prompt_tokens = request.prompt_tokens
+    cuts_of: dict[tuple[int, Cached], list[_Cut]] = {}
+    known_cost: Coefficients | None = None
+    known_cached: Cached | None = None
+    terms: list[tuple[float, float, float]] = []
+    for _, cost, standing, cached in candidates:
+        if cost is not known_cost or cached is not known_cached:
+            (
+                constant_s,
+                token_s,
+                sequence_s,
+                attended_s,
+                read_s,
+                dram_latency_s,
+                dram_block_s,
+                redis_latency_s,
+                redis_block_s,
+                step_tokens,
+                block_tokens,
+            ) = known_cost = cost
+            known_cached = cached
+            own_step_s = constant_s + sequence_s
+            row_s = token_s + sequence_s
+            context_s = attended_s + read_s
+            cuts = cuts_of.get((step_tokens, cached))
+            if cuts is None:
+                cuts = cuts_of[step_tokens, cached] = _cuts(prompt_tokens, step_tokens, cached)
+            least_s = float("inf")
+            for tokens, steps, attended, context_read, dram_tokens, redis_tokens in cuts:
+                moving_s = 0.0
+                if redis_tokens:
+                    moving_s = redis_latency_s + redis_block_s * (redis_tokens / block_tokens)
+                if dram_tokens:
+                    moving_s += dram_latency_s + dram_block_s * (dram_tokens / block_tokens)
+                rows_s = token_s * tokens + attended_s * attended + read_s * context_read
+                alone_s = moving_s + rows_s + steps * own_step_s
+                if alone_s < least_s:
+                    least_s, uncached_tokens, alone_steps = alone_s, tokens, steps
+                    tokens_s, load_s = rows_s, moving_s
+
+        pending, waiting, running, context, slots, _, queued, answer_tokens, _ = standing
+        if not (running or pending or waiting):
+            terms.append((0.0, load_s, tokens_s + alone_steps * own_step_s))
+            continue
+        for priority, sequences, tokens in queued:
+            if priority > request.priority:
+                pending -= tokens
+                waiting -= sequences
+        room = step_tokens - running
+        if room < 1:
+            room = 1
+        step_s = own_step_s + running * row_s + context * context_s
+        queue_s = 0.5 * step_s
+        steps_ahead = 0.0
+        if pending > 0:
+            under_way = pending if pending < room else room
+            queue_s += 0.5 * under_way * token_s
+            behind = pending - under_way
+            if behind:
+                steps_ahead = behind / room
+                queue_s += behind * (token_s + attended_s * pending / (2 * (waiting or 1)))
+        slots_short = running + waiting + 1 - slots
+        if slots_short > 0:
+            until_free = slots_short * (answer_tokens or request.max_tokens) / (slots + 1)
+            if until_free > steps_ahead:
+                steps_ahead = until_free
+        steps = (uncached_tokens - 1) // room + 1
+        terms.append((queue_s + steps_ahead * step_s, load_s, tokens_s + steps * step_s))
+    return terms
+
+
+def _cuts(prompt_tokens: int, step_tokens: int, cached: Cached) -> list[_Cut]:
+    """Load nothing; what is in host memory; what is in Redis too, which lies behind that and comes
+    through host memory."""
+    device, dram, redis = cached
+    loads = [(0, 0)]
+    if dram:
+        loads.append((dram, 0))
+    if redis:
+        loads.append((dram + redis, redis))
+    cuts = []
+    for to_device, from_redis in loads:
+        uncached = max(1, prompt_tokens - device - to_device)
+        context = prompt_tokens - uncached
+        full = (uncached - 1) // step_tokens  # steps before the last
+        cuts.append(
+            _Cut(
+                uncached,
+                full + 1,
+                uncached * context + uncached * (uncached + 1) // 2,
+                (full + 1) * context + step_tokens * full * (full + 1) // 2 + uncached,
+                to_device,
+                from_redis,
+            )
+        )
+    return cuts
