@@ -1,9 +1,9 @@
 """How much memory the directory takes, and how long telling it and asking it takes.
 
-`python -m cache.bench_directory --json` prints one JSON object. The fleet tells of as many blocks as
-are asked for, in conversations of different lengths; then prompts of one length are looked up that
-nobody knows, that few know in part, that everybody knows whole, and that everybody knows up to an
-end of its own (the worst that happens), each time another prompt of its kind.
+`python -m cache.bench_directory --json` prints one JSON object. A fleet tells of as many blocks as
+are asked for, in conversations of different lengths that begin alike. Then prompts of one length
+are looked up: that nobody knows, of which all know the beginning, that few know in part, that all
+know whole, and that all know up to an end of their own, which is the worst that happens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import ParamSpec
 
 from cache.block import Tier
 from cache.block_events import BlockEvents, TierChange
@@ -27,9 +28,13 @@ _SEED = 7
 _BATCH_LINKS = 256
 _SYSTEM_BLOCKS = 64
 _PROMPTS_OF_A_KIND = 8
+_SWEEP_BLOCKS = 1024
+_HELD_TWICE = 0.2
+_IN_REDIS = 0.2
 _RESIDENT_PAGES = 1
 _PAGE_BYTES = 4096
 
+P = ParamSpec("P")
 Links = list[bytes]
 
 
@@ -100,8 +105,11 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, lookups: int) -> 
     while directory.blocks < blocks:
         conversation = _some_links(draw, draw.randrange(16, 512))
         began = time.perf_counter()
-        for name in draw.sample(fleet.names, 1 + (draw.random() < 0.2)):
+        for name in draw.sample(fleet.names, 1 + (draw.random() < _HELD_TWICE)):
             fleet.tell(name, conversation)
+            told += len(conversation)
+        if draw.random() < _IN_REDIS:
+            fleet.tell(fleet.names[0], conversation, Tier.REDIS)
             told += len(conversation)
         telling_s += time.perf_counter() - began
     known = directory.blocks
@@ -140,10 +148,10 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, lookups: int) -> 
     warm_on_all = times(everybody)
     own_end_each = times(own_end)
     routed_us = min(
-        _timed_us(lambda: directory.note_routed(draw.choice(fleet.names), prompt, 0.0))
-        for prompt in (_some_links(draw, length) for _ in range(_PROMPTS_OF_A_KIND))
+        _timed_us(directory.note_routed, name, _some_links(draw, length), 0.0)
+        for name in fleet.names[:_PROMPTS_OF_A_KIND]
     )
-    leave_us = max(_timed_us(lambda name=name: directory.leave(name)) for name in fleet.names)
+    leave_us = max(_timed_us(directory.leave, name) for name in fleet.names)
     steps_us = list(_sweep_us(directory))
     return DirectoryRates(
         blocks=known,
@@ -177,22 +185,20 @@ def _lookup_times(directory: Directory, prompts: Sequence[Links], lookups: int) 
         links = {
             CHAIN_BLOCK_TOKENS: [bytes(bytearray(link)) for link in prompts[turn % len(prompts)]]
         }
-        taken_us.append(_timed_us(lambda links=links: directory.lookup(links, 0.0)))
+        taken_us.append(_timed_us(directory.lookup, links, 0.0))
     hundredths = statistics.quantiles(taken_us, n=100)
     return LookupTimes(p50_us=hundredths[49], p99_us=hundredths[98])
 
 
 def _sweep_us(directory: Directory) -> Iterator[float]:
-    more = True
-    while more:
-        began = time.perf_counter()
-        more = directory.sweep(1024)
-        yield (time.perf_counter() - began) * 1e6
+    """How long each step of sweeping everything takes."""
+    while directory.stats().unswept_slots:
+        yield _timed_us(directory.sweep, _SWEEP_BLOCKS)
 
 
-def _timed_us(action: Callable[[], object]) -> float:
+def _timed_us(action: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     began = time.perf_counter()
-    action()
+    action(*args, **kwargs)
     return (time.perf_counter() - began) * 1e6
 
 

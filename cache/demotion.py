@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from cache.block import BlockKey, Retention, Tier
 from cache.block_pool import BlockPool
+from cache.durable_wishes import DurableWishes
 from cache.tiers import Tiers
 from policies.tiering import WriteWorth
 
@@ -62,6 +63,7 @@ class Demotion:
         self._through = write_through
         self._copying: set[bytes] = set()
         self._storing: set[bytes] = set()
+        self._wishes = DurableWishes()
         self._pages = _Front(tiers.device, ahead)
         self._slots = _Front(tiers.dram.pool, ahead) if tiers.dram is not None else None
 
@@ -86,6 +88,8 @@ class Demotion:
     def maintain(self, now_s: float) -> None:
         """Copy down what is about to be pushed out; cheap when nothing has changed."""
         dram = self._tiers.dram
+        if self._wishes.due_again(now_s):
+            self._fulfil_wishes(now_s)
         if dram is None or self._slots is None or not dram.keeps:
             return
         if pages := self._pages.due(now_s):
@@ -167,9 +171,16 @@ class Demotion:
             self.copy_down(wanted, then_store=True)
 
     def keep_durably(self, pages: Sequence[int], retention: Retention) -> None:
-        """Write pages to Redis with at least the retention's lifetime."""
-        if self._tiers.redis_up:
-            self.copy_down(pages, then_store=True, for_s=retention.seconds)
+        """Write pages to Redis with at least the retention's lifetime: what there is no room for
+        now, or Redis does not take, later, as long as the blocks are on the device or in DRAM."""
+        if self._tiers.redis is None:
+            return
+        now_s = self._tiers.now_s()
+        for page in pages:
+            key = self._tiers.device.key_of(page)
+            if key is not None and not self._tiers.is_stored(key, retention.seconds):
+                self._wishes.add(key, retention.seconds, now_s)
+        self._fulfil_wishes(now_s)
 
     def pushed_from_device(self, key: BlockKey) -> None:
         """The device pool evicts a block."""
@@ -189,6 +200,33 @@ class Demotion:
         tiers.dram_worth.pushed_out()
         if tiers.redis is not None and not tiers.is_stored(key):
             tiers.counters[Tier.REDIS].dropped["not_worth_it"] += 1
+
+    def _fulfil_wishes(self, now_s: float) -> None:
+        """Write as many of the blocks that are to last as there is room for."""
+        tiers, dram = self._tiers, self._tiers.dram
+        if dram is None or not tiers.redis_up:
+            return
+        room = self.room_for_stores - len(self._copying)
+        above: dict[float, list[int]] = {}  # by the seconds that they shall last
+        below: dict[float, list[int]] = {}
+        for wish in self._wishes.open(now_s):
+            key = wish.key
+            if room <= 0:
+                break
+            if key.link in self._storing or key.link in self._copying:
+                continue
+            if (slot := dram.find(key)) is not None:
+                below.setdefault(wish.seconds, []).append(slot)
+            elif (page := tiers.device.find(key)) is not None:
+                above.setdefault(wish.seconds, []).append(page)
+            else:
+                self._wishes.withdraw(key)
+                continue
+            room -= 1
+        for seconds, slots in below.items():
+            self.store(slots, seconds)
+        for seconds, pages in above.items():
+            self.copy_down(pages, then_store=True, for_s=seconds)
 
     def _is_worth_copying(self, page: int) -> bool:
         tiers, dram = self._tiers, self._tiers.dram
@@ -245,6 +283,8 @@ class Demotion:
                 self.store(arrived, store_for_s)
             dram.release(slots)
             tiers.device.release(pages, used=False)
+            if self._wishes:
+                self._fulfil_wishes(tiers.now_s())
 
         dram.copier.download(moves, copied)
 
@@ -267,10 +307,13 @@ class Demotion:
                     erased.add(key.owner)
                 elif stored:
                     tiers.note_stored(key, life_s)
+                    self._wishes.stored(key, life_s)
             for owner in erased:  # the write may have overtaken the erasure
                 redis.erase(owner.tenant, owner.scope)
             tiers.counters[Tier.REDIS].stores += sum(outcomes)
             dram.release(slots, used=False)
+            if self._wishes and any(outcomes):
+                self._fulfil_wishes(tiers.now_s())
 
         dram.pool.hold(slots)
         self._storing.update(key.link for key, _ in batch)

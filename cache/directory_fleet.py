@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 from cache.directory_marks import AgingMarks
 from cache.directory_table import BlockTable, Slot
@@ -26,24 +26,12 @@ class RedisGroup:
         self.marks = marks
 
 
-class _Run(NamedTuple):
-    """From block `start` on, until the next run, these bits are set."""
-
-    start: int
-    bits: int
-
-
-class _Holding(NamedTuple):
-    """Replicas, by their near bits, and how many blocks each of them holds by tier."""
-
-    replicas: int
-    device: int = 0
-    dram: int = 0
-    redis: int = 0
-
-    @property
-    def blocks(self) -> int:
-        return self.device + self.dram + self.redis
+# plain tuples, because there may be hundreds in one look-up
+_Run: TypeAlias = tuple[int, int]
+"""From which block on, until the next run begins, which bits are set."""
+_Holding: TypeAlias = tuple[int, int, int, int]
+"""Replicas, by their near bits, and how many blocks each of them holds on the device, in DRAM and
+in Redis."""
 
 
 class Fleet:
@@ -145,7 +133,7 @@ class Fleet:
         for start, link in enumerate(links):
             bits = shards[link[0]].get(link, 0) & counts
             if bits != before:
-                runs.append(_Run(start, bits))
+                runs.append((start, bits))
                 if not bits:
                     break
                 before = bits
@@ -156,57 +144,69 @@ class Fleet:
         lies between two probes that do not is taken to be like them."""
         shards, every_near = self._table.shards, self._table.every_near
 
-        def probe(index: int) -> int:
-            link = links[index]
-            bits = shards[link[0]].get(link, 0) & counts
+        def counting(holders: int) -> int:
+            bits = holders & counts
             # a copy in DRAM of what is on the device makes no difference, hence no run of its own
             return bits & ~((bits & every_near) << 1)
 
-        low, low_bits = 0, probe(0)
-        runs = [_Run(low, low_bits)]
+        low, low_holders = 0, self._table.holders(links[0])
+        low_bits = counting(low_holders)
+        runs: list[_Run] = [(low, low_bits)]
         if not low_bits:
             return runs
-        last = len(links) - 1
-        ahead = [(last, probe(last))]  # probes to the right of `low`, the nearest one last
+        high = len(links) - 1
+        high_holders = self._table.holders(links[high])
+        high_bits = counting(high_holders)
+        further: list[tuple[int, int, int]] = []  # probes to the right of `high`, the nearest last
         probes = 2
-        while ahead:
-            high, high_bits = ahead[-1]
-            if high_bits == low_bits:
-                low = high
-                ahead.pop()
-            elif high - low > 1 and probes < _MOST_PROBES:
-                middle = (low + high) >> 1
-                ahead.append((middle, probe(middle)))
-                probes += 1
-            else:
+        while True:
+            if high_bits != low_bits:
+                if high - low > 1 and probes < _MOST_PROBES:
+                    probes += 1
+                    middle = (low + high) >> 1
+                    link = links[middle]
+                    holders = shards[link[0]].get(link, 0)
+                    # equal sets of holders are one object, nearly always
+                    if holders is low_holders:
+                        low = middle
+                    elif holders is high_holders:
+                        high = middle
+                    else:
+                        further.append((high, high_holders, high_bits))
+                        high, high_holders, high_bits = middle, holders, counting(holders)
+                    continue
                 if high - low > 1:
-                    runs.append(_Run(low + 1, low_bits & high_bits))
-                runs.append(_Run(high, high_bits))
-                low, low_bits = high, high_bits
-                ahead.pop()
-                if not low_bits:
-                    break
-        return runs
+                    runs.append((low + 1, low_bits & high_bits))
+                runs.append((high, high_bits))
+                if not high_bits:
+                    return runs
+            if not further:
+                return runs
+            low, low_holders, low_bits = high, high_holders, high_bits
+            high, high_holders, high_bits = further.pop()
 
     def _follow(self, runs: Sequence[_Run], blocks: int) -> list[_Holding]:
         """How far each replica gets, runs in order, always from the fastest tier. All replicas are
         in the answer, also those that get nowhere."""
-        going = [_Holding(self._replicas)]
+        going: list[_Holding] = [(self._replicas, 0, 0, 0)]
         ended: list[_Holding] = []
-        for index, (start, bits) in enumerate(runs):
-            length = (runs[index + 1].start if index + 1 < len(runs) else blocks) - start
+        next_starts = [start for start, _ in runs[1:]]
+        next_starts.append(blocks)
+        for (start, bits), end in zip(runs, next_starts, strict=True):
             on_device, in_dram, in_redis = self._tiers(bits)
+            anywhere = on_device | in_dram | in_redis
+            length = end - start
             still: list[_Holding] = []
             for holding in going:
                 replicas, device, dram, redis = holding
                 if here := replicas & on_device:
-                    still.append(_Holding(here, device + length, dram, redis))
+                    still.append((here, device + length, dram, redis))
                 if here := replicas & in_dram:
-                    still.append(_Holding(here, device, dram + length, redis))
+                    still.append((here, device, dram + length, redis))
                 if here := replicas & in_redis:
-                    still.append(_Holding(here, device, dram, redis + length))
-                if here := replicas & ~(on_device | in_dram | in_redis):
-                    ended.append(_Holding(here, device, dram, redis))
+                    still.append((here, device, dram, redis + length))
+                if here := replicas & ~anywhere:
+                    ended.append((here, device, dram, redis))
             going = still
             if not going:
                 break
@@ -218,18 +218,16 @@ class Fleet:
         """Behind what its members hold themselves, they hold what Redis has."""
         extended: list[_Holding] = []
         run_start = run_end = -1
-        for holding in sorted(holdings, key=lambda holding: holding.blocks):
-            members = holding.replicas & group.members
-            start = holding.blocks
-            if not members:
-                extended.append(holding)
-                continue
-            if not run_start <= start < run_end:
-                run_start = start
-                run_end = self._table.prefix_end(links, group.marks.bits, start)
-            extended.append(holding._replace(replicas=members, redis=run_end - start))
-            if others := holding.replicas & ~members:
-                extended.append(holding._replace(replicas=others))
+        for replicas, device, dram, redis in sorted(holdings, key=_blocks):
+            members = replicas & group.members
+            if members:
+                start = device + dram
+                if not run_start <= start < run_end:
+                    run_start = start
+                    run_end = self._table.prefix_end(links, group.marks.bits, start)
+                extended.append((members, device, dram, run_end - start))
+            if others := replicas & ~members:
+                extended.append((others, device, dram, redis))
         return extended
 
     def _tiers(self, bits: int) -> tuple[int, int, int]:
@@ -262,3 +260,8 @@ class Fleet:
                 self._names_of.clear()
             self._names_of[replicas] = found
         return found
+
+
+def _blocks(holding: _Holding) -> int:
+    _, device, dram, redis = holding
+    return device + dram + redis

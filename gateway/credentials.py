@@ -86,9 +86,22 @@ def known_secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[s
     """Every secret that is known in the clear, so that logs can be kept free of it."""
     variables = [settings.server.secret_env, settings.server.admin_key_env]
     variables += [key.env for tenant in settings.tenants for key in tenant.keys if key.env]
+    remotes = [remote for model in settings.models for remote in model.remote]
+    variables += [remote.api_key_env for remote in remotes if remote.api_key_env]
     secrets = {secret for variable in variables if (secret := environ.get(variable, "").strip())}
     redis = settings.redis
     return frozenset(secrets) | url_secrets(redis.url) | url_secrets(redis.for_kv)
+
+
+def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None:
+    """The key for a remote server, None if it wants none. Raises ConfigError where the variable
+    that should hold it does not."""
+    if remote.api_key_env is None:
+        return None
+    key = environ.get(remote.api_key_env, "").strip()
+    if not key:
+        raise ConfigError([f"{remote.api_key_env}: is not set, and {remote.url} needs it as a key"])
+    return key
 
 
 def _tenant(entry: TenantSettings) -> Tenant:

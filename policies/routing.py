@@ -32,7 +32,7 @@ NOTHING_CACHED = Cached()
 
 
 class Queued(NamedTuple):
-    """Sequences of one priority that wait for a slot, and their uncached prompt tokens."""
+    """Of the sequences that wait, those of one priority, and their uncached prompt tokens."""
 
     priority: int
     sequences: int
@@ -41,15 +41,15 @@ class Queued(NamedTuple):
 
 class Standing(NamedTuple):
     """What is known of a replica's work now. Token counts are predictions of uncached prompt tokens
-    that it has not computed yet (`pending_tokens`, in front of a newcomer); `waiting` and `running`
-    count sequences, `context_tokens` sums the running ones' contexts; `max_running` is how many it
-    runs at once, `full` that it would refuse another.
+    that it has not computed yet (`pending_tokens`, in front of a newcomer); `waiting` counts the
+    sequences that have no first token yet, `running` those that generate, `context_tokens` sums the
+    running ones' contexts; `max_running` is how many it runs at once, `full` that it would refuse
+    another.
 
-    `queued` says of what is in `waiting` and `pending_tokens` how much belongs to which priority;
-    what it does not mention is overtaken by nobody. `answer_tokens` is the mean length of the
-    answers that are generated there; 0: not known. `reuse` is the chance that what newly computed
-    tokens push out of the cache there would be asked for again: 0 while there is room, 1 where
-    nothing is known.
+    `queued` says how much of `waiting` and `pending_tokens` belongs to which priority; what it does
+    not mention, nobody overtakes. `answer_tokens` is the mean length of the answers generated
+    there; 0: not known. `reuse` is the chance that what newly computed tokens push out of the cache
+    there will be asked for again: 0 while it has room, 1 where nothing is known.
     """
 
     pending_tokens: int = 0

@@ -90,7 +90,12 @@ class PrefixAffinity:
 class LeastLoaded:
     """Where the fewest sequences run and wait."""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - every policy is asked alike
+        candidates: Sequence[Candidate],
+        random: Random,
+    ) -> int:
         """The fewest sequences."""
 
         def sequences(index: int) -> float:
@@ -107,7 +112,12 @@ class RoundRobin:
         self._turns = 0
         self._last: dict[str, int] = {}
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - every policy is asked alike
+        candidates: Sequence[Candidate],
+        random: Random,
+    ) -> int:
         """The least recently chosen; among those who never were, any."""
         names = [candidate.name for candidate in candidates]
         chosen = _least(_usable(candidates), lambda index: self._last.get(names[index], 0), random)
@@ -122,7 +132,12 @@ class RoundRobin:
 class AtRandom:
     """Any."""
 
-    def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
+    def choose(
+        self,
+        request: RouteRequest,  # noqa: ARG002 - every policy is asked alike
+        candidates: Sequence[Candidate],
+        random: Random,
+    ) -> int:
         """Any."""
         return _any(_usable(candidates), random)
 

@@ -39,6 +39,7 @@ _HEARTBEAT_S = 0.5
 _TRIM_S = 10.0
 _FIRST_RETRY_S = 0.25
 _LAST_RETRY_S = 5.0
+_CANCEL_AGAIN_S = 0.1
 
 _DOWN = (RedisError, OSError, TimeoutError)
 
@@ -67,7 +68,7 @@ async def open_news(
         news = RedisNews(streams, secret, on_routed=on_routed, clock=clock)
         held.push_async_callback(news.say_goodbye)
         running = asyncio.create_task(news.run(), name="news")
-        held.push_async_callback(_cancelled, running)
+        held.push_async_callback(_end, running)
         yield news
 
 
@@ -278,6 +279,9 @@ class RedisNews:
             )
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel until it has ended: a task group that a failure ends in the same moment tells of the
+    failure instead, and `run` goes on."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cache.block import Tier
+from cache.block import Retention, Tier
 from cache.block_pool import Share
 from cache.report import Miss
 from tests.cache.redis_blocks import running_store, until
@@ -68,6 +68,36 @@ def test_slots_held_for_a_prompt_that_searches_twice_are_given_back():
     stage.finish()
     assert [stage.done[name].cached_tokens for name in ("short", "long")] == [32, 96]
     assert stage.dram.pool.counts().held == 0
+    stage.check()
+
+
+def test_blocks_that_shall_last_are_written_as_there_is_room():
+    stage = TierStage(pages=24, slots=16)
+    assert stage.cache._demotion.room_for_stores == 4
+    wish = (Retention(12 * 16, 3600.0, durable=True),)
+    done = stage.run("1", prompt(12), retention=wish)
+    assert stage.redis.values.keys() == {key.link for key in done.block_keys(16, 12 * 16)}
+    assert not stage.cache._demotion._wishes
+    stage.check()
+
+
+def test_blocks_that_shall_last_are_written_when_redis_is_back(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stage = TierStage(pages=24, slots=48)
+    stage.redis.up = False
+    stage.run("1", prompt(3), retention=(Retention(3 * 16, 3600.0, durable=True),))
+    stage.redis.up = True
+    stage.finish()
+    assert not stage.redis.values, "it is not tried at every step"
+    now[0] += 1.5
+    stage.step()
+    stage.finish()
+    assert len(stage.redis.values) == 3
+    stage.cache.erase(None, None)
+    now[0] += 4000.0
+    stage.run("2", prompt(1))
+    assert not stage.cache._demotion._wishes
     stage.check()
 
 

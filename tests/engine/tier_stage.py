@@ -312,8 +312,7 @@ class TierStage:
         """What is said of the work that is here, against what a walk over it says."""
         load = self.scheduler.load()
         pending = sum(
-            max(0, sequence.prefill_end - sequence.computed)
-            for sequence in self.scheduler.running
+            max(0, sequence.prefill_end - sequence.computed) for sequence in self.scheduler.running
         )
         pending += sum(
             max(1, sequence.prefill_end - len(sequence.pages) * BLOCK_TOKENS)

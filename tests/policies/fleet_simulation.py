@@ -79,6 +79,7 @@ class SimulatedReplica:
 
     def candidate(self, visit: Visit) -> Candidate:
         here = (*self.waiting, *self.running)
+        decoding = [other for other in self.running if other.generated]
         counted = set(self.held)
         pending = 0
         for other in here:
@@ -90,9 +91,9 @@ class SimulatedReplica:
             counted.add(other.prefix)
         standing = Standing(
             pending_tokens=pending,
-            waiting=len(self.waiting),
-            running=len(self.running),
-            context_tokens=sum(v.prefix_tokens + v.tail_tokens + v.generated for v in self.running),
+            waiting=len(here) - len(decoding),
+            running=len(decoding),
+            context_tokens=sum(v.prefix_tokens + v.tail_tokens + v.generated for v in decoding),
             max_running=self.slots,
             reuse=0.0 if len(counted) < self.prefixes else 1.0,
         )

@@ -12,6 +12,7 @@ from cache.report import CacheStats
 from engine.report import EngineStats, StepReport
 from gateway.load_progress import ReportProgress
 from gateway.replica import ReplicaUnavailable
+from gateway.replicas.engine_facts import EngineFacts
 from gateway.replicas.worker.connection import Connection
 from gateway.replicas.worker.messages import (
     Answer,
@@ -33,24 +34,27 @@ Call = Callable[[int], Erase | SetShares | TakeSnapshot]
 class Life:
     """Begins with the process and ends once, for one reason, with `lost` set to it.
 
-    `ready` is set when the model is loaded, and cancelled if the life ends before. `on_step` sees
-    every report, `on_lost` the end; both are called on the event loop.
+    `ready` is set when the model is loaded, and cancelled if the life ends before. `on_ready` hears
+    of that before any report, `on_step` sees every report, `on_lost` the end; all are called on the
+    event loop.
     """
 
     def __init__(
         self,
         *,
+        on_ready: Callable[[EngineFacts], None],
         on_step: Callable[[StepReport], None],
         on_lost: Callable[[str], None],
         progress: ReportProgress,
     ) -> None:
         """`progress` may raise: then the life ends, and the error is what `interrupted` holds."""
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.interrupted: BaseException | None = None
         self.fatal: str | None = None
         self._connection: Connection | None = None
+        self._on_ready = on_ready
         self._on_step = on_step
         self._on_lost = on_lost
         self._progress = progress
@@ -163,7 +167,8 @@ class Life:
                 self._cache = message.cache
                 self._take_stats(message.stats)
                 if not self.ready.done():
-                    self.ready.set_result(message)
+                    self.ready.set_result(None)
+                    self._on_ready(message.facts)
             case Fatal():
                 self.fatal = message.reason
                 self.lose(message.reason)

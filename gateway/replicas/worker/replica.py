@@ -57,16 +57,21 @@ class WorkerReplica:
         order: WorkOrder,
         *,
         max_open: int,
+        on_ready: Callable[[str, EngineFacts], None],
         observe: Callable[[str, StepReport], None],
         on_health: Callable[[str, Health], None],
         patience: Patience | None = None,
     ) -> None:
-        """`max_open` is how many sequences may be here at once, running and waiting. `observe` sees
-        every report, `on_health` every change of condition; both get the replica's name and are
-        called on the event loop, and must not raise."""
+        """`max_open` is how many sequences may be here at once, running and waiting.
+
+        `on_ready` hears of every life that begins to serve, before `observe` sees any report of it;
+        `on_health` of every change of condition, also of one that `on_ready` came with. All get the
+        replica's name, are called on the event loop, and must not raise.
+        """
         self.name = name
         self._loop = asyncio.get_running_loop()
         self._max_open = max_open
+        self._on_ready = on_ready
         self._observe = observe
         self._inboxes: dict[str, Inbox] = {}
         self._empty = asyncio.Event()
@@ -196,6 +201,7 @@ class WorkerReplica:
 
     def _begin(self, facts: EngineFacts) -> None:
         self._cost = facts.cost
+        self._on_ready(self.name, facts)
 
     def _deliver(self, report: StepReport) -> None:
         for output in report.outputs:

@@ -53,9 +53,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Who hears of a worker, on the event loop: `ready` at the beginning of each life that serves,
-    `step` of every report, `lost` at the end of each life, with the reason, `health` of every
-    change of its condition."""
+    """Who hears of a worker, on the event loop: `ready` when a life begins to serve, before any of
+    its reports, `step` of every report, `lost` at the end of each life, with the reason, `health`
+    of every change of its condition."""
 
     ready: Callable[[EngineFacts], None]
     step: Callable[[StepReport], None]
@@ -156,7 +156,13 @@ class Supervisor:
     async def _live(self, progress: ReportProgress) -> _End:
         """One life, from starting its process to having buried it."""
         self._become(Condition.STARTING)
-        life = self._life = Life(on_step=self._audience.step, on_lost=self._lost, progress=progress)
+        shares = self.shares
+        life = self._life = Life(
+            on_ready=lambda facts: self._serve(life, facts, shares),
+            on_step=self._audience.step,
+            on_lost=self._lost,
+            progress=progress,
+        )
         served_s = 0.0
         async with (
             running_worker(
@@ -170,12 +176,10 @@ class Supervisor:
             _task(self._closing.wait()) as closing,
         ):
             life.connect(process.connection)
-            shares = self.shares
             life.send(self._order.message(self._name, shares))
             await _first_of(life.ready, life.lost, closing)
             if life.serving:
                 began_s = time.monotonic()
-                self._serve(life, shares)
                 await _first_of(life.lost, closing)
                 served_s = time.monotonic() - began_s
                 if self._closing.is_set():
@@ -190,9 +194,9 @@ class Supervisor:
         )
         return _End(served_s, reason, error)
 
-    def _serve(self, life: Life, shares: Shares | None) -> None:
-        facts = life.ready.result().facts
-        if self.shares is not None and self.shares is not shares:  # changed while it was loading
+    def _serve(self, life: Life, facts: EngineFacts, shares: Shares | None) -> None:
+        """The model is loaded, with `shares` put to use."""
+        if self.shares is not None and self.shares is not shares:  # changed in the meantime
             changed = self.shares
             life.say(lambda number: SetShares(number, changed))
         self._audience.ready(facts)

@@ -133,7 +133,7 @@ async def test_loads_that_change_all_the_time_are_told_at_a_bounded_rate(valkey:
 
 
 async def test_a_cold_gateway_reads_what_was_told_before_it_came(valkey: Valkey) -> None:
-    prompts = [long_prefix(seed % 20, 40 + seed) for seed in range(100)]
+    prompts = [long_prefix(seed % 60, 60 + seed) for seed in range(100)]
     async with gateway(valkey) as first:
         for links in prompts:
             first.routed("r", links)

@@ -139,8 +139,9 @@ def test_one_turn_takes_a_bounded_part() -> None:
     telling = Telling()
     for seed in range(1_000):
         telling.add("a", long_prefix(seed, 1))
-    assert sum(len(news.decisions) for news in telling.take(0.0)) == 16 * 16
-    assert telling.waiting == 1_000 - 16 * 16
+    taken = sum(len(news.decisions) for news in telling.take(0.0))
+    assert 256 <= taken <= 17 * 16
+    assert telling.waiting == 1_000 - taken
 
 
 def test_both_sides_remember_a_bounded_number_of_links() -> None:
