@@ -39,8 +39,8 @@ Links = list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class LookupTimes:
-    """One kind of prompt, in microseconds."""
+class Times:
+    """Of one kind of prompt or of one kind of step, in microseconds."""
 
     p50_us: float
     p99_us: float
@@ -51,7 +51,7 @@ class DirectoryRates:
     """`resident_bytes` is what the process grew by, per million blocks, their links among it;
     `estimated_bytes` what the directory says itself. `routed_us` is one prompt noted as sent to a
     replica that does not know it; `leave_us` the slowest replica's leaving; `sweep_ms` is all the
-    sweeping after that, `slowest_sweep_us` the longest of its steps."""
+    sweeping after that, in steps of 1,024 blocks."""
 
     blocks: int
     replicas: int
@@ -59,15 +59,15 @@ class DirectoryRates:
     resident_bytes: float
     estimated_bytes: float
     events_per_s: float
-    cold: LookupTimes
-    system_prompt: LookupTimes
-    half_warm_on_few: LookupTimes
-    warm_on_all: LookupTimes
-    own_end_each: LookupTimes
+    cold: Times
+    system_prompt: Times
+    half_warm_on_few: Times
+    warm_on_all: Times
+    own_end_each: Times
     routed_us: float
     leave_us: float
     sweep_ms: float
-    slowest_sweep_us: float
+    sweep_step: Times
 
 
 class _Fleet:
@@ -136,7 +136,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, lookups: int) -> 
     def system_only(prompt: Links) -> None:
         prompt[: len(system)] = system[:length]
 
-    def times(prepare: Callable[[Links], None]) -> LookupTimes:
+    def times(prepare: Callable[[Links], None]) -> Times:
         prompts = [_some_links(draw, length) for _ in range(_PROMPTS_OF_A_KIND)]
         for prompt in prompts:
             prepare(prompt)
@@ -168,7 +168,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, lookups: int) -> 
         routed_us=routed_us,
         leave_us=leave_us,
         sweep_ms=sum(steps_us) / 1e3,
-        slowest_sweep_us=max(steps_us),
+        sweep_step=_quantiles(steps_us),
     )
 
 
@@ -178,7 +178,7 @@ def _some_links(draw: random.Random, count: int) -> Links:
     return [together[start : start + HASH_BYTES] for start in range(0, len(together), HASH_BYTES)]
 
 
-def _lookup_times(directory: Directory, prompts: Sequence[Links], lookups: int) -> LookupTimes:
+def _lookup_times(directory: Directory, prompts: Sequence[Links], lookups: int) -> Times:
     taken_us = []
     for turn in range(lookups):
         # links of their own, as those of a request are
@@ -186,8 +186,12 @@ def _lookup_times(directory: Directory, prompts: Sequence[Links], lookups: int) 
             CHAIN_BLOCK_TOKENS: [bytes(bytearray(link)) for link in prompts[turn % len(prompts)]]
         }
         taken_us.append(_timed_us(directory.lookup, links, 0.0))
+    return _quantiles(taken_us)
+
+
+def _quantiles(taken_us: Sequence[float]) -> Times:
     hundredths = statistics.quantiles(taken_us, n=100)
-    return LookupTimes(p50_us=hundredths[49], p99_us=hundredths[98])
+    return Times(p50_us=hundredths[49], p99_us=hundredths[98])
 
 
 def _sweep_us(directory: Directory) -> Iterator[float]:

@@ -175,11 +175,11 @@ class Demotion:
         now, or Redis does not take, later, as long as the blocks are on the device or in DRAM."""
         if self._tiers.redis is None:
             return
-        now_s = self._tiers.now_s()
+        now_s, mark = self._tiers.now_s(), self._tiers.erasure_mark()
         for page in pages:
             key = self._tiers.device.key_of(page)
             if key is not None and not self._tiers.is_stored(key, retention.seconds):
-                self._wishes.add(key, retention.seconds, now_s)
+                self._wishes.add(key, retention.seconds, now_s, mark)
         self._fulfil_wishes(now_s)
 
     def pushed_from_device(self, key: BlockKey) -> None:
@@ -206,13 +206,19 @@ class Demotion:
         tiers, dram = self._tiers, self._tiers.dram
         if dram is None or not tiers.redis_up:
             return
+        # what is being copied may be on its way to Redis as well
         room = self.room_for_stores - len(self._copying)
+        if room <= 0:
+            return
         above: dict[float, list[int]] = {}  # by the seconds that they shall last
         below: dict[float, list[int]] = {}
         for wish in self._wishes.open(now_s):
             key = wish.key
             if room <= 0:
                 break
+            if tiers.was_erased(key, wish.erasure_mark):
+                self._wishes.withdraw(key)
+                continue
             if key.link in self._storing or key.link in self._copying:
                 continue
             if (slot := dram.find(key)) is not None:

@@ -208,35 +208,35 @@ class Directory:
         links: Sequence[bytes],
         served_tokens: int,
         *,
-        promised_tokens: int,
+        promised: Cached,
         decided_s: float,
         now_s: float,
     ) -> None:
         """A prompt with these links had its first token, and so many of its tokens came from the
-        replica's cache. `promised_tokens` is what `lookup` said when it was sent there, at
-        `decided_s`; one block less at the prompt's end is as promised, the last token being
-        computed always.
+        replica's cache. `promised` is what `lookup` said when it was sent there, at `decided_s`;
+        one block less at the prompt's end is as promised, the last token being computed always.
 
-        Served more: it is held. Served less: what is behind it is forgotten, unless another prompt
-        was still computing it when this one was sent there. What the replica itself told goes only
-        after three promises in a row that were not kept: it has computed the prompt meanwhile, so
-        that what it told is true again unless it never was.
+        Served more: it is held. Served less: what was expected behind it is forgotten, unless
+        another prompt was still computing it when this one was sent there; and what was to come
+        from Redis, where it stopped there, for all who share it. What the replica told of its
+        device goes only after three such promises in a row that were not kept: it has computed the
+        prompt meanwhile, so that what it told is true again unless it never was.
         """
         server = self._replicas.get(replica)
         if server is None or not links:
             return
         size = server.fleet.block_tokens
         served = min(served_tokens // size, len(links))
-        promised = min(promised_tokens // size, len(links))
+        expected = min(promised.tokens // size, len(links))
         computed_s = -inf
         if served < len(links):
             computed_s = server.computing.get(links[served], -inf)
             if computed_s == inf:
                 server.computing[links[served]] = now_s
-        if served >= promised or (promised == len(links) == served + 1):
-            if promised:
+        if served >= expected or (expected == len(links) == served + 1):
+            if promised.device:
                 server.broken_in_a_row = 0
-            if served > promised:
+            if served > expected:
                 self._mark(server, links[:served][: server.marks.capacity_blocks], now_s)
         elif computed_s < decided_s:
             self._shrink(server, links, served, promised)
@@ -265,8 +265,8 @@ class Directory:
         return asked is not None and asked.epoch is not None and asked.seq is None
 
     def sweep(self, budget_blocks: int = 4096) -> bool:
-        """Give back memory of what was forgotten, looking at about so many blocks (some 0.1 µs
-        each). For idle moments; whether there is more to do."""
+        """Give back memory of what was forgotten, looking at about so many blocks (half a
+        microsecond each). For idle moments; whether there is more to do."""
         return self._table.sweep(budget_blocks) > 0
 
     @property
@@ -335,13 +335,18 @@ class Directory:
             self._next_expiry_s = min(self._next_expiry_s, marks.due_s)
         return first
 
-    def _shrink(self, server: _Replica, links: Sequence[bytes], served: int, promised: int) -> None:
+    def _shrink(
+        self, server: _Replica, links: Sequence[bytes], served: int, promised: Cached
+    ) -> None:
         self._corrections += 1
         server.computing.pop(links[served], None)
+        size = server.fleet.block_tokens
         self._table.rewrite(links[served:], clear=server.marks.bits)
-        self._table.rewrite(links[served:promised], clear=server.group.marks.bits)
-        told = server.slot.near | server.slot.far
-        if self._table.holders(links[served]) & told:
+        if served >= (promised.device + promised.dram) // size:
+            expected = promised.tokens // size
+            self._table.rewrite(links[served:expected], clear=server.group.marks.bits)
+        told = server.slot.near
+        if served < promised.device // size and self._table.holders(links[served]) & told:
             self._contradictions += 1
             server.broken_in_a_row += 1
             if server.broken_in_a_row >= _BROKEN_PROMISES:
@@ -361,10 +366,11 @@ class Directory:
         )
 
     def _tidy(self) -> None:
-        """A little of the sweeping, so that sets of holders stay short also when nobody sweeps; and
-        when there is no room, what only replicas that have left could use is forgotten."""
+        """A little of the sweeping, so that sets of holders stay short, and room is found, also
+        when nobody sweeps. When there is no room, what nobody can load from Redis is forgotten."""
         table = self._table
-        if table.retired > _MOST_RETIRED:
+        crowded = table.blocks >= table.max_blocks - table.max_blocks // 8
+        if table.retired > (0 if crowded else _MOST_RETIRED):
             table.sweep(_SWEEP_BLOCKS)
         if table.blocks >= table.max_blocks:
             for key, group in list(self._groups.items()):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from cache.directory_table import BlockTable, Slot
 
 _GENERATIONS = 4
+_MOST_GENERATIONS = 8
+"""More would be nearly empty: what was in them has been marked again since."""
 
 
 class _Generation(NamedTuple):
@@ -83,12 +85,11 @@ class AgingMarks:
         self._opened(slot)
 
     def mark(self, links: Iterable[bytes]) -> None:
-        """These are held, as of the last `make_room`, which was told of so many or more."""
+        """These are held, as of the last `make_room`, which was told of so many or more; no more
+        than the capacity."""
         newest = self._generations[-1].slot
         self._table.rewrite(links, newest.near, self.bits & ~newest.near)
-        while len(self._generations) > 1 and (
-            not self._generations[0].slot.blocks_near or self.blocks > self.capacity_blocks
-        ):
+        while self.blocks > self.capacity_blocks or len(self._generations) > _MOST_GENERATIONS:
             self._forget_oldest()
 
     def expire(self, now_s: float) -> None:

@@ -24,7 +24,7 @@ class DirectoryStats:
 
     Counted since the start: blocks `refused` because there was no room; `gaps` in what was told;
     `corrections`, promises that were not kept and made an entry shrink; `contradictions`, those
-    among them that a replica's own events had backed.
+    among them that the replica's own word of its device had backed.
     """
 
     blocks: int

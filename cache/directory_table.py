@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 SHARDS = 256
 """By a link's first byte, so that no dictionary is large: growing or sweeping one is short."""
@@ -173,19 +175,18 @@ class BlockTable:
             sum(map(sys.getsizeof, self.shards))
             + self.blocks * _LINK_BYTES
             + sys.getsizeof(self._shared)
-            + sum(map(sys.getsizeof, self._shared))
+            + sys.getsizeof(self.every_near) * len(self._shared)
         )
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every count is what the table holds. Looks at everything."""
         near = [0] * len(self._slots)
         far = [0] * len(self._slots)
-        for shard in self.shards:
-            for bits in shard.values():
-                assert bits, "a block that nobody holds"
-                for position, slot in enumerate(self._slots):
-                    near[position] += bool(bits & slot.near)
-                    far[position] += bool(bits & slot.far)
+        for bits, blocks in Counter(chain.from_iterable(map(dict.values, self.shards))).items():
+            assert bits, "a block that nobody holds"
+            for position, slot in enumerate(self._slots):
+                near[position] += blocks if bits & slot.near else 0
+                far[position] += blocks if bits & slot.far else 0
         assert near == [slot.blocks_near for slot in self._slots], "near counts are off"
         assert far == [slot.blocks_far for slot in self._slots], "far counts are off"
         assert self.blocks == sum(map(len, self.shards)), "the count of blocks is off"

@@ -14,11 +14,13 @@ _AGAIN_S = 1.0
 
 
 class Wish(NamedTuple):
-    """A block, and for how many seconds it shall be in Redis; `until_s` the wish itself is over."""
+    """A block, and for how many seconds it shall be in Redis; at `until_s` the wish itself is over.
+    `erasure_mark` is that of `Tiers`: what was erased since is not wished for any more."""
 
     key: BlockKey
     seconds: float
     until_s: float
+    erasure_mark: int
 
 
 class DurableWishes:
@@ -32,11 +34,11 @@ class DurableWishes:
         """Whether there are any."""
         return bool(self._wishes)
 
-    def add(self, key: BlockKey, seconds: float, now_s: float) -> None:
+    def add(self, key: BlockKey, seconds: float, now_s: float, erasure_mark: int) -> None:
         """The longer one of two for the same block counts."""
         known = self._wishes.get(key.link)
         if known is None or known.seconds <= seconds:
-            self._wishes[key.link] = Wish(key, seconds, now_s + seconds)
+            self._wishes[key.link] = Wish(key, seconds, now_s + seconds, erasure_mark)
         if len(self._wishes) > _MOST:
             self._wishes.popitem(last=False)
 

@@ -189,12 +189,12 @@ class Tiers:
     def snapshot(self) -> BlockEvents:
         """All that every tier holds, for who has missed what was told before; of Redis, all that is
         known here and has not outlived its time."""
-        now = time.monotonic()
+        now, dram = time.monotonic(), self.dram
         self._forget_stored([link for link, (until_s, _) in self._stored.items() if until_s < now])
         return self.journal.snapshot(
             {
                 Tier.DEVICE: self.device.links(),
-                Tier.DRAM: self.dram.pool.links() if self.dram and self.dram.keeps else (),
+                Tier.DRAM: () if dram is None or not dram.keeps else dram.pool.links(),
                 Tier.REDIS: self._stored.keys(),
             }
         )

@@ -26,9 +26,10 @@ class EngineStats:
     last_step_age_s: float
     """Seconds since the loop last finished a step or found nothing to do."""
     pending_tokens: int = 0
-    """Prompt tokens that are neither computed nor found in the cache yet, of all that is here."""
+    """Tokens that are neither computed nor found in the cache yet, of all that is here: of prompts,
+    and of answers that go on from elsewhere or were preempted."""
     context_tokens: int = 0
-    """The running sequences' contexts, all together."""
+    """The running sequences' contexts, as far as they are computed, all together."""
 
 
 @dataclass(frozen=True, slots=True)

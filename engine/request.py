@@ -76,8 +76,9 @@ class EngineOutput:
     that ended the sequence (end-of-sequence or a stop token) is included, and `finish_reason` is
     then STOP, so a consumer that shows text drops the last token exactly if `stopped_by_token`.
     `cached_tokens` counts prompt tokens served from the cache, fixed once the first token is out.
-    `prompt_logprobs` comes once, with the first token: one entry per prompt token from the second.
-    `cache_use` comes once too, with the first token: what `cached_tokens` is made of.
+    `prompt_logprobs` comes once, with the first token: one entry per prompt token from the second;
+    a request that goes on from elsewhere had them there. `cache_use` comes once too, with the first
+    token that this engine chose: what `cached_tokens` is made of.
     """
 
     request_id: str

@@ -21,6 +21,7 @@ from cache.explanation import not_read
 from cache.promotion import Found
 from cache.report import CacheUse
 from cache.tiered_cache import TieredCache
+from engine.block_leaders import BlockLeaders
 from engine.sequence import Sequence
 from policies.scheduling import Rank, pick_victim, share_budget
 
@@ -67,9 +68,8 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._prompt_logprob_tokens = prompt_logprob_tokens
         self._free_slots = deque(range(max_running))
-        self._computing: dict[bytes, Sequence] = {}  # block link -> the sequence computing it
+        self._leaders = BlockLeaders()
         self._waiting_tokens = 0  # the sum of `uncached` over those who wait
-        self._raised: list[tuple[Sequence, int]] = []
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in line by its rank, and have its prompt searched for in every tier."""
@@ -123,7 +123,9 @@ class Scheduler:
                 short_of_pages = True
         if not short_of_pages and self.preemptions == preempted_before:
             self._admit(chunks, self._left_of(chunks))
-        self._raise_leaders()
+        if self._leaders.take_urged():  # not before: chunks and victims go by the order of ranks
+            self.running.sort(key=_rank)
+            self.waiting.sort(key=_rank)  # a leader may have been preempted since
         return chunks
 
     def commit(self, chunk: Chunk) -> None:
@@ -161,7 +163,7 @@ class Scheduler:
                 continue
             found = self._find(sequence)
             hits = len(found.pages) + len(found.slots)
-            follows = self._shall_wait_for_leader(sequence, hits)
+            follows = self._leaders.keeps_waiting(sequence, self._readable_keys(sequence), hits)
             if not follows or hits >= sequence.reach:
                 self._foresee(sequence, hits)
             if follows:
@@ -222,9 +224,7 @@ class Scheduler:
 
     def _foresee(self, sequence: Sequence, hits: int) -> None:
         """What a waiting sequence will compute, given that its first `hits` blocks are there."""
-        keys, reach = self._readable_keys(sequence), hits
-        while reach < len(keys) and keys[reach].link in self._computing:
-            reach += 1
+        reach = self._leaders.reach(self._readable_keys(sequence), hits)
         uncached = max(1, sequence.known - reach * self._block_tokens)
         self._waiting_tokens += uncached - sequence.uncached
         sequence.reach, sequence.uncached = reach, uncached
@@ -242,28 +242,6 @@ class Scheduler:
             return Found([], [])
         return self._cache.find(sequence.lookup, keys)
 
-    def _shall_wait_for_leader(self, sequence: Sequence, hits: int) -> bool:
-        """Whether the first missing block is being computed, or loaded, for another sequence:
-        waiting for it beats doing the same twice."""
-        keys = self._readable_keys(sequence)
-        leader = self._computing.get(keys[hits].link) if hits < len(keys) else None
-        if leader is None:
-            return False
-        if leader.rank.priority > sequence.rank.priority:
-            self._raised.append((leader, sequence.rank.priority))
-        return True
-
-    def _raise_leaders(self) -> None:
-        """Who computes what a more urgent sequence waits for is as urgent as that one. Between two
-        schedules, since the order of the running ones changes."""
-        for leader, priority in self._raised:
-            if priority < leader.rank.priority:
-                leader.rank = leader.rank._replace(priority=priority)
-        if self._raised:
-            self._raised.clear()
-            self.running.sort(key=_rank)
-            self.waiting.sort(key=_rank)  # a leader may have been preempted since
-
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
         """Whether every known token, and one more block, has a page once `hits` are held."""
         missing = -(-sequence.known // self._block_tokens) - len(hits)
@@ -276,8 +254,7 @@ class Scheduler:
         self.pool.hold(sequence.pages)
         sequence.slot = self._free_slots.popleft()
         keys = sequence.block_keys(self._block_tokens, sequence.known)
-        for key in keys[len(found.pages) :]:
-            self._computing.setdefault(key.link, sequence)
+        self._leaders.lead(sequence, keys[len(found.pages) :])
 
     def _load(self, sequence: Sequence, found: Found) -> None:
         """Have what lies in DRAM copied into pages; the sequence runs when it is there."""
@@ -362,7 +339,7 @@ class Scheduler:
             key = keys[index]
             if not sequence.erased:
                 self._cache.publish(sequence.pages[index], key, sequence.request.retention)
-            self._computing.pop(key.link, None)
+            self._leaders.filled(key)
         sequence.published = len(keys)
 
     def _wanted(self, sequence: Sequence) -> int:
@@ -401,9 +378,7 @@ class Scheduler:
         self.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        for key in sequence.block_keys(self._block_tokens, sequence.known):
-            if self._computing.get(key.link) is sequence:
-                del self._computing[key.link]
+        self._leaders.leave(sequence, sequence.block_keys(self._block_tokens, sequence.known))
         self.pool.release(sequence.pages)
         sequence.pages = []
         assert sequence.slot is not None

@@ -14,6 +14,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import ValidationError
 
+from gateway.routing_policies import policy_names
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, shown_key
 from gateway.settings_errors import Path as KeyPath
@@ -80,6 +81,11 @@ def load_settings(
         f"{locate(source, origins, key)}: no such file or directory: {missing}"
         for key, missing in _missing_files(settings)
     ]
+    policies = policy_names()
+    if settings.routing.policy not in policies:
+        where = locate(source, origins, ("routing", "policy"))
+        hint = did_you_mean(settings.routing.policy, policies)
+        mistakes.append(f"{where}: is none of {', '.join(policies)}{hint}")
     if mistakes:
         raise ConfigError(mistakes)
     return settings

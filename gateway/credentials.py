@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from gateway.settings import Settings, TenantSettings
 from gateway.settings_errors import ConfigError
+from gateway.settings_fleet import RemoteSettings
 from gateway.settings_redis import url_secrets
 from gateway.state_dir import StateDir
 from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key

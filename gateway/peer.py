@@ -43,9 +43,7 @@ def sign(
 ) -> str:
     """The header's value, good for one request and about two minutes."""
     name = base64.urlsafe_b64encode(tenant.id.encode("utf-8", "surrogatepass")).decode()
-    said = ".".join(
-        (_VERSION, name, tenant.cache_scope, str(int(now_s)), secrets.token_hex(8))
-    )
+    said = ".".join((_VERSION, name, tenant.cache_scope, str(int(now_s)), secrets.token_hex(8)))
     return f"{said}.{_seal(secret, said, request_id, body)}"
 
 

@@ -45,30 +45,32 @@ class PredictedTtft:
         lowest = floors.index(min(floors))
         if floors[lowest] == _NEVER:  # all are full: then that tells nothing
             return self.choose(request, [_not_full(candidate) for candidate in candidates], random)
-        # an equal of the least costs at most its cost and `noise` of that, whichever it is
-        within_s = self._costs_s(request, [candidates[lowest]])[0][0] * (1.0 + self._noise)
-        likely = [index for index, floor_s in enumerate(floors) if floor_s <= within_s]
-        if len(likely) == 1:
-            return likely[0]
-        costs = self._costs_s(request, [candidates[index] for index in likely])
+        costs = self._costs_s(request, [candidates[lowest]])
+        # whoever costs least, its equals cost no more than this one and its noise
+        within_s = costs[0][0] * (1.0 + self._noise)
+        others = [
+            index for index, floor_s in enumerate(floors) if floor_s <= within_s and index != lowest
+        ]
+        if not others:
+            return lowest
+        costs += self._costs_s(request, [candidates[index] for index in others])
         least_s, own_s = min(costs)
         bound_s = least_s + self._noise * own_s
-        equal = [
-            index for index, (cost_s, _) in zip(likely, costs, strict=True) if cost_s <= bound_s
-        ]
-        return _any(equal, random)
+        likely = [lowest, *others]
+        return _any(
+            [i for i, (cost_s, _) in zip(likely, costs, strict=True) if cost_s <= bound_s], random
+        )
 
     def _costs_s(
         self, request: RouteRequest, candidates: Sequence[Candidate]
     ) -> list[tuple[float, float]]:
         """What choosing each costs, and how much of that is the request's own part."""
         costs = []
-        for (queue_s, load_s, prefill_s), candidate in zip(
+        for (queue_s, load_s, prefill_s), (_, _, standing, _) in zip(
             predicted_terms(request, candidates), candidates, strict=True
         ):
-            standing = candidate.standing
-            reuse = standing.reuse
-            own_s = load_s + prefill_s * (1.0 + standing.waiting + reuse + reuse * reuse)
+            waiting, reuse = standing[1], standing[8]
+            own_s = load_s + prefill_s * (1.0 + waiting + reuse + reuse * reuse)
             costs.append((queue_s + own_s, own_s))
         return costs
 
@@ -163,18 +165,20 @@ def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[fl
     """
     prompt_tokens = request.prompt_tokens
     floors = []
-    for _, cost, standing, (device, dram, redis) in candidates:
-        pending, waiting, _, _, _, full, queued, _, reuse = standing
-        if full:
+    for candidate in candidates:
+        cost, standing = candidate[1], candidate[2]
+        if standing[5]:
             floors.append(_NEVER)
             continue
-        step_tokens = cost[9]
-        ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending
-        uncached = prompt_tokens - device - dram - redis
-        floors.append(
-            (cost[1] + cost[0] / step_tokens)
-            * (uncached * (1.0 + waiting + reuse + reuse * reuse) + (0.0 if queued else ahead))
-        )
+        pending, reuse, step_tokens = standing[0], standing[8], cost[9]
+        if standing[6]:
+            ahead = 0.0
+        elif pending > step_tokens:
+            ahead = pending - 0.5 * step_tokens
+        else:
+            ahead = 0.5 * pending
+        computed = (prompt_tokens - sum(candidate[3])) * (1.0 + standing[1] + reuse + reuse * reuse)
+        floors.append((cost[1] + cost[0] / step_tokens) * (computed + ahead))
     return floors
 
 

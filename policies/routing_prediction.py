@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from policies.cost import Coefficients
 from policies.routing import Cached, Candidate, Prediction, RouteRequest
 
 
-class _Cut(NamedTuple):
-    """A way to divide a prompt: so much is loaded, the rest computed, with that shape."""
-
-    uncached_tokens: int
-    steps: int
-    attended: int
-    context_read: int
-    dram_tokens: int
-    redis_tokens: int
+_Cut = tuple[int, int, int, int, int, int]
+"""A way to divide a prompt: tokens to compute, in so many steps, with so much attended and context
+read (as in `cost.StepShape`); tokens to load to the device, and of these from Redis."""
 
 
 def predict(request: RouteRequest, candidate: Candidate) -> Prediction:
@@ -77,22 +70,22 @@ def predicted_terms(
             if cuts is None:
                 cuts = cuts_of[step_tokens, cached] = _cuts(prompt_tokens, step_tokens, cached)
             least_s = float("inf")
-            for tokens, steps, attended, context_read, dram_tokens, redis_tokens in cuts:
+            for tokens, steps, attended, context_read, to_device, from_redis in cuts:
                 moving_s = 0.0
-                if redis_tokens:
-                    moving_s = redis_latency_s + redis_block_s * (redis_tokens / block_tokens)
-                if dram_tokens:
-                    moving_s += dram_latency_s + dram_block_s * (dram_tokens / block_tokens)
+                if from_redis:
+                    moving_s = redis_latency_s + redis_block_s * (from_redis / block_tokens)
+                if to_device:
+                    moving_s += dram_latency_s + dram_block_s * (to_device / block_tokens)
                 rows_s = token_s * tokens + attended_s * attended + read_s * context_read
                 alone_s = moving_s + rows_s + steps * own_step_s
                 if alone_s < least_s:
-                    least_s, uncached_tokens, alone_steps = alone_s, tokens, steps
-                    tokens_s, load_s = rows_s, moving_s
+                    least_s, uncached_tokens = alone_s, tokens
+                    tokens_s, load_s, alone_prefill_s = rows_s, moving_s, alone_s - moving_s
 
-        pending, waiting, running, context, slots, _, queued, answer_tokens, _ = standing
-        if not (running or pending or waiting):
-            terms.append((0.0, load_s, tokens_s + alone_steps * own_step_s))
+        if not (standing[0] or standing[1] or standing[2]):  # idle
+            terms.append((0.0, load_s, alone_prefill_s))
             continue
+        pending, waiting, running, context, slots, _, queued, answer_tokens, _ = standing
         for priority, sequences, tokens in queued:
             if priority > request.priority:
                 pending -= tokens
@@ -129,13 +122,13 @@ def _cuts(prompt_tokens: int, step_tokens: int, cached: Cached) -> list[_Cut]:
         loads.append((dram, 0))
     if redis:
         loads.append((dram + redis, redis))
-    cuts = []
+    cuts: list[_Cut] = []
     for to_device, from_redis in loads:
         uncached = max(1, prompt_tokens - device - to_device)
         context = prompt_tokens - uncached
         full = (uncached - 1) // step_tokens  # steps before the last
         cuts.append(
-            _Cut(
+            (
                 uncached,
                 full + 1,
                 uncached * context + uncached * (uncached + 1) // 2,

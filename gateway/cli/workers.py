@@ -59,11 +59,11 @@ class Workers:
 
     count: int
     spawn: Spawn
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
-    _running: dict[int, _Running] = field(default_factory=dict)
-    _been_ready: set[int] = field(default_factory=set)
-    _announcement: list[str] = field(default_factory=list)
-    _exit_code: int = exit_codes.OK
+    _stop: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _running: dict[int, _Running] = field(init=False, default_factory=dict)
+    _been_ready: set[int] = field(init=False, default_factory=set)
+    _announcement: list[str] = field(init=False, default_factory=list)
+    _exit_code: int = field(init=False, default=exit_codes.OK)
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT, then until all have drained; returns the exit code.

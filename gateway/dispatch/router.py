@@ -284,6 +284,22 @@ class Placement(Generic[ReplicaT_co]):
                 )
         self._router.observer.began(receipt)
 
+    def served(self, cached_tokens: int, in_links: int) -> None:
+        """It has turned out, after it began, that so many of its prompt's tokens came from the
+        cache; they are `in_links` tokens in the unit of the prefix's links."""
+        self.receipt.served_tokens = cached_tokens
+        links = self._prefix.of(self.member.block_tokens)
+        if links:
+            receipt = self.receipt
+            self._router.directory.correct(
+                self.member.name,
+                links,
+                in_links,
+                promised_tokens=receipt.candidate.cached.tokens,
+                decided_s=receipt.decided_s,
+                now_s=monotonic(),
+            )
+
     def lost(self, why: str) -> None:
         """The replica has lost it, or did not take it."""
         self.receipt.lost = why

@@ -154,9 +154,9 @@ class RedisNews:
         while True:
             try:
                 await self._follow()
-            except* _DOWN as failures:
-                self._say_outage(failures)
-            except* Exception:  # noqa: BLE001 - a bug in telling must not end hearing for good
+            except _DOWN as failure:
+                self._say_outage(failure)
+            except Exception:  # noqa: BLE001 - a bug in telling must not end hearing for good
                 _log.exception("telling and hearing of other gateways failed; trying again")
             if self._connected:
                 self._connected = False
@@ -176,12 +176,21 @@ class RedisNews:
 
     async def _follow(self) -> None:
         """One stretch without an outage. Ends only by raising."""
+        # the server may have been restarted, and have lost what was told
+        self._telling.begin_generation(self._clock())
         # no decisions yet: they would be lost with an attempt that fails
         await self._tell_loads(self._own)
         self._streams.resume()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._hear_for_ever())
-            tasks.create_task(self._tell_for_ever())
+        both = [
+            asyncio.create_task(self._hear_for_ever(), name="news-hear"),
+            asyncio.create_task(self._tell_for_ever(), name="news-tell"),
+        ]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _end(*both)
+        failures = [task.exception() for task in both if not task.cancelled()]
+        raise next(failure for failure in failures if failure is not None)
 
     async def _tell_for_ever(self) -> None:
         while True:
@@ -269,19 +278,30 @@ class RedisNews:
             self._outage_said = False
             _log.info("Redis answers again: gateways hear of each other")
 
-    def _say_outage(self, failures: BaseExceptionGroup[Exception]) -> None:
+    def _say_outage(self, failure: Exception) -> None:
         if not self._outage_said:
             self._outage_said = True
             # the kind of error only: its text may repeat what was sent
             _log.warning(
                 "Redis does not answer: gateways do not hear of each other",
-                error=type(failures.exceptions[0]).__name__,
+                error=type(failure).__name__,
             )
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel until it has ended: a task group that a failure ends in the same moment tells of the
-    failure instead, and `run` goes on."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_S)
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks until they have ended, also if this is cancelled meanwhile: who comes next closes
+    what they use.
+
+    Once is not enough: redis's client sends with `asyncio.wait_for`, which in Python 3.11 swallows
+    a cancellation that comes in its last moment.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [task for task in tasks if not task.done()]:
+        for task in pending:
+            task.cancel()
+        try:
+            await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -10,8 +10,7 @@ Neither has a TTL, lest it be evicted in favour of KV.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
@@ -51,7 +50,7 @@ class NewsStreams:
         """At least one message, in one round trip."""
         # its commands are typed as if they were sent at once
         pipe: Any = self._client.pipeline(transaction=False)
-        async with _exchange(self._timeout_s), pipe:
+        async with asyncio.timeout(self._timeout_s), pipe:
             for message in messages:
                 pipe.xadd(KEYS[kind], {_FIELD: message}, maxlen=_MOST[kind])
             entry_ids = await pipe.execute()
@@ -60,7 +59,7 @@ class NewsStreams:
     async def trim(self) -> None:
         """Let decisions go that are too old to be of use."""
         oldest_ms = max(self._now_ms - int(_BACKLOG_S * 1e3), 0)
-        async with _exchange(self._timeout_s):
+        async with asyncio.timeout(self._timeout_s):
             await self._client.xtrim(KEYS[NewsKind.ROUTED], minid=str(oldest_ms))
 
     def resume(self) -> None:
@@ -75,7 +74,7 @@ class NewsStreams:
     async def read(self, *, wait: bool) -> list[tuple[NewsKind, bytes]]:
         """The next messages, oldest first, by kind; none if there are none (within `BLOCK_S`)."""
         block_s = BLOCK_S if wait else 0.0
-        async with _exchange(self._timeout_s + block_s):
+        async with asyncio.timeout(self._timeout_s + block_s):
             found: Any = await self._client.xread(
                 {KEYS[kind]: read_to for kind, read_to in self._read_to.items()},
                 count=_SLICE,
@@ -88,18 +87,6 @@ class NewsStreams:
                 self._read_to[kind] = entry_id.decode()
                 messages.append((kind, fields.get(_FIELD, b"")))
         return messages
-
-
-@asynccontextmanager
-async def _exchange(timeout_s: float) -> AsyncIterator[None]:
-    """A time limit around the client, which can lose a cancellation: it sends with
-    `asyncio.wait_for`, and in Python 3.11 that swallows one that comes in its last moment."""
-    async with asyncio.timeout(timeout_s):
-        task = asyncio.current_task()
-        cancelled_before = 0 if task is None else task.cancelling()
-        yield
-        if task is not None and task.cancelling() > cancelled_before:
-            raise asyncio.CancelledError
 
 
 def _milliseconds(entry_id: str) -> int:

@@ -60,7 +60,7 @@ class Telling:
         They count as told: who cannot send them says so with `lost`.
         """
         if now_s - self._begun_s >= GENERATION_S:
-            self._begin_generation(now_s)
+            self.begin_generation(now_s)
         messages: list[RoutedNews] = []
         batch: list[Decision] = []
         room = MOST_LINKS
@@ -72,7 +72,7 @@ class Telling:
                 if batch:
                     messages.append(RoutedNews(self._generation, tuple(batch)))
                     batch, room = [], MOST_LINKS
-                self._begin_generation(now_s)
+                self.begin_generation(now_s)
                 known = 0
             for decision in _parts(replica, links, known):
                 if len(decision.links) > room or len(batch) == _MOST_DECISIONS:
@@ -91,7 +91,14 @@ class Telling:
         decisions = sum(not each.more for news in messages for each in news.decisions)
         self.told -= decisions
         self.dropped += decisions
-        self._begin_generation(now_s)
+        self.begin_generation(now_s)
+
+    def begin_generation(self, now_s: float) -> None:
+        """From now on everything is told anew."""
+        self._told.clear()
+        self._told_links = 0
+        self._generation = (self._generation + 1) % (1 << 32)
+        self._begun_s = now_s
 
     def _pop(self) -> tuple[str, Sequence[bytes]]:
         replica, links = self._waiting.popleft()
@@ -109,12 +116,6 @@ class Telling:
             else:
                 unknown = middle
         return known
-
-    def _begin_generation(self, now_s: float) -> None:
-        self._told.clear()
-        self._told_links = 0
-        self._generation = (self._generation + 1) % (1 << 32)
-        self._begun_s = now_s
 
 
 def _parts(replica: str, links: Sequence[bytes], known: int) -> Iterator[Decision]:

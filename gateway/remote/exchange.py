@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
@@ -24,6 +25,8 @@ _IDLE_S = 4.0
 with it vLLM and SGLang, closes it."""
 _RACE_S = 1.0
 """A connection that is lost so soon, before any byte of an answer, was being closed already."""
+_DRAIN_S = 0.25
+_DRAIN_READS = 4
 _LARGE_BODY_BYTES = 1 << 20
 _NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
 
@@ -132,8 +135,8 @@ class Exchange:
         "_body",
         "_connections",
         "_cut_by",
-        "_headers",
         "_head_limit",
+        "_headers",
         "_patience",
         "_response",
         "_url",
@@ -229,6 +232,16 @@ class Exchange:
             if len(whole) > limit_bytes:
                 raise UpstreamLost(LossKind.GARBAGE, "the answer is too long")
         return bytes(whole)
+
+    async def drain(self) -> None:
+        """Read what is left, if it is little and comes soon: the connection can be used again."""
+        if self._answer.content.at_eof():
+            return
+        self.be_patient(_DRAIN_S)
+        with suppress(UpstreamLost):
+            for _ in range(_DRAIN_READS):
+                if not await self.read():
+                    return
 
     def be_patient(self, between_s: float) -> None:
         """Wait so long between two reads from now on."""

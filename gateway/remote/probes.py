@@ -210,5 +210,3 @@ def _model_names(body: bytes) -> set[str] | None:
         return None
     ids = (item.get("id") for item in data if isinstance(item, dict))
     return {name for name in ids if isinstance(name, str)}
-
-

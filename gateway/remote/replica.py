@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from types import TracebackType
@@ -41,7 +41,7 @@ class RemoteTimes:
     first_s: float = 60.0
     between_s: float = 30.0
     whole_s: float = 600.0
-    probes: ProbeTimes = ProbeTimes()
+    probes: ProbeTimes = field(default_factory=ProbeTimes)
 
 
 class RemoteReplica:

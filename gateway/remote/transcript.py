@@ -163,9 +163,7 @@ class ChoiceTranscript:
             if not known:
                 kept.append(call)
                 continue
-            function = {
-                name.rpartition(" ")[2]: rest for name, rest in rests.items() if rest
-            }
+            function = {name.rpartition(" ")[2]: rest for name, rest in rests.items() if rest}
             if function:
                 kept.append({"index": index, "function": function})
         return kept, cut

@@ -94,10 +94,22 @@ def test_blocks_that_shall_last_are_written_when_redis_is_back(monkeypatch):
     stage.step()
     stage.finish()
     assert len(stage.redis.values) == 3
+    stage.check()
+
+
+def test_what_was_erased_is_not_written_any_more_because_it_was_to_last(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stage = TierStage(pages=24, slots=48)
+    stage.redis.up = False
+    stage.run("1", prompt(3), retention=(Retention(3 * 16, 3600.0, durable=True),))
     stage.cache.erase(None, None)
-    now[0] += 4000.0
-    stage.run("2", prompt(1))
-    assert not stage.cache._demotion._wishes
+    stage.redis.up = True
+    stage.run("2", prompt(3))  # the same blocks again, with no such wish
+    now[0] += 1.5
+    stage.step()
+    stage.finish()
+    assert not stage.redis.values
     stage.check()
 
 

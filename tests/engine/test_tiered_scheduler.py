@@ -413,7 +413,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
             self.stage.check()
             assert self.stage.tiers.device.counts().held == 0
             assert self.stage.dram.pool.counts().held == 0
-            assert not self.stage.scheduler._computing
+            assert not self.stage.scheduler._leaders
 
 
 TestTieredCache = TieredCacheMachine.TestCase

@@ -18,7 +18,6 @@ import uvicorn
 from cache.directory import Directory
 from gateway.app import create_app
 from gateway.dispatch.member import Member
-from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router, RouterObserver
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
@@ -48,13 +47,13 @@ def prompt(text: object = "hi", **fields: object) -> dict[str, Any]:
 
 
 def router_over(
-    model: str, replicas: Sequence[ScriptedReplica], observer: RouterObserver | None = None
+    model: str, replicas: Sequence[ScriptedReplica], observer: RouterObserver
 ) -> Router[ScriptedReplica]:
     """A router that chooses by predicted time to first token, always by the same chance."""
     directory = Directory()
     name = "predicted-ttft"
     router: Router[ScriptedReplica] = Router(
-        model, directory, load_policy(name), name, Random(0), observer or Unobserved()
+        model, directory, load_policy(name), name, Random(0), observer
     )
     for replica in replicas:
         directory.join(replica.name)
@@ -72,14 +71,12 @@ def router_over(
     return router
 
 
-class Unobserved:
-    """Nobody wants to know."""
+class Observer:
+    """Tells the metrics, and remembers what was routed."""
 
-    def decided(self, receipt: Receipt) -> None:
-        pass
-
-    def began(self, receipt: Receipt) -> None:
-        pass
+    def __init__(self, metrics: Metrics) -> None:
+        self.decided = metrics.dispatch.decided
+        self.began = metrics.dispatch.began
 
     def routed(self, model: str, replica: str, links: Sequence[bytes]) -> None:
         pass
@@ -137,7 +134,9 @@ class Stage:
                         tokenizer=ByteTokenizer(),
                         chat_template=self.template,
                         max_context=self.max_context,
-                        router=router_over(name, [self.replica, *self.other_replicas]),
+                        router=router_over(
+                            name, [self.replica, *self.other_replicas], Observer(self.metrics)
+                        ),
                         fingerprint="0123456789abcdef" * 4,
                         created=1_700_000_000,
                         generation_defaults=self.defaults,

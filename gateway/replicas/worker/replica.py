@@ -65,7 +65,7 @@ class WorkerReplica:
         """`max_open` is how many sequences may be here at once, running and waiting.
 
         `on_ready` hears of every life that begins to serve, before `observe` sees any report of it;
-        `on_health` of every change of condition, also of one that `on_ready` came with. All get the
+        `on_health` of every change of its condition or of the reason for it. All get the
         replica's name, are called on the event loop, and must not raise.
         """
         self.name = name

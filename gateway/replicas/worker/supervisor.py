@@ -26,7 +26,6 @@ _log = structlog.get_logger("forebay.worker")
 T = TypeVar("T")
 
 _LOOKS_PER_HANG = 8
-_TERMINATE_S = 2.0
 _EXIT_S = 1.0
 """How long a worker whose socket is closed may take to have ended."""
 
@@ -37,15 +36,16 @@ class Patience:
 
     `hang_s` is how long a worker that serves may be silent, `opening_s` one that loads, which
     importing libraries can keep from speaking. `step_s` is how long its step loop may be at one
-    step. `stop_s` is given to one that was told to stop, mostly for saving its cache. One that was
-    lost is started again after `first_retry_s`, and after twice as long each time up to
-    `last_retry_s`, unless it had served for `settled_s`.
+    step. `stop_s` is given to one that was told to stop, mostly for saving its cache, and then
+    `terminate_s` before it is killed. One that was lost is started again after `first_retry_s`, and
+    after twice as long each time up to `last_retry_s`, unless it had served for `settled_s`.
     """
 
     hang_s: float = 5.0
     opening_s: float = 120.0
     step_s: float = 60.0
     stop_s: float = 15.0
+    terminate_s: float = 2.0
     first_retry_s: float = 0.5
     last_retry_s: float = 30.0
     settled_s: float = 60.0
@@ -55,7 +55,7 @@ class Patience:
 class Audience:
     """Who hears of a worker, on the event loop: `ready` when a life begins to serve, before any of
     its reports, `step` of every report, `lost` at the end of each life, with the reason, `health`
-    of every change of its condition."""
+    of every change of its condition or of the reason for it."""
 
     ready: Callable[[EngineFacts], None]
     step: Callable[[StepReport], None]
@@ -128,20 +128,22 @@ class Supervisor:
                 if not self._first.done():
                     self._first.set_exception(end.error)
                     return
-                if self.retired:
+                if self._closing.is_set():
                     return
                 if end.served_s >= self._patience.settled_s:
                     retry_s = self._patience.first_retry_s
                 _log.warning(
-                    "worker lost", replica=self._name, reason=end.reason, again_in_s=retry_s
+                    "worker lost",
+                    replica=self._name,
+                    reason=end.reason,
+                    again_in_s=None if self.retired else retry_s,
                 )
                 if await _happens(self._retired, retry_s):
                     return
                 retry_s = min(2 * retry_s, self._patience.last_retry_s)
                 progress = _to_nobody
         finally:
-            reason = self.health.reason
-            self._become(Condition.DOWN, "stopped" if self.retired or not reason else reason)
+            self._become(Condition.DOWN, self.health.reason)
 
     async def _live_and_tell(self, progress: ReportProgress) -> _End:
         """One life; whatever goes wrong with it, another may go well."""
@@ -213,7 +215,7 @@ class Supervisor:
         if await process.ended(self._patience.stop_s) is None:
             _log.warning("the worker does not stop, terminating it", replica=self._name)
             process.terminate()
-            await process.ended(_TERMINATE_S)
+            await process.ended(self._patience.terminate_s)
 
     def _lost(self, reason: str) -> None:
         """At once, however long the process may take to be gone."""
@@ -246,6 +248,8 @@ class Supervisor:
                 return f"it has been at one step for {life.step_age_s:.1f} s"
 
     def _become(self, condition: Condition, reason: str = "") -> None:
+        if condition is Condition.DOWN and self.retired:
+            reason = "stopped"
         health = Health(condition, reason)
         if health != self.health or condition is Condition.STARTING:
             self.health = health

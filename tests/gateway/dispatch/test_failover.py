@@ -39,7 +39,7 @@ def prefer(stage: Stage, name: str) -> None:
 async def test_a_stream_goes_on_at_another_replica(dies_after: int, path: str) -> None:
     stage, broken, whole = pair(dies_after=dies_after)
     prefer(stage, "m/0")
-    body = chat() if path == CHAT else prompt()
+    body = chat() if path == CHAT else prompt(max_tokens=100)
     events = await stage.stream(path, {**body, "stream_options": {"include_usage": True}})
     assert events[-1] == "[DONE]"
     choices = [event["choices"][0] for event in events[:-1] if event["choices"]]
@@ -115,23 +115,21 @@ async def test_a_full_replica_is_no_reason_to_try_another() -> None:
 
 async def test_a_lone_replica_is_waited_for_while_it_comes_back() -> None:
     class Restarting(ScriptedReplica):
-        condition = Condition.SERVING
+        back = False
 
         def health(self) -> Health:
-            return Health(self.condition)
+            lost_one = self.requests and not self.back
+            return Health(Condition.DOWN if lost_one else Condition.SERVING)
 
     lone = Restarting(answer=ANSWER, name="m/0", dies_after=4)
     stage = Stage(replica=lone)
     _ = stage.app
     router = stage.models["m"].router
     asking = asyncio.ensure_future(stage.post(CHAT, chat()))
-    while not lone.requests:
-        await asyncio.sleep(0)
-    lone.condition = Condition.DOWN
-    lone.dies_after = None
     await asyncio.sleep(0.05)
+    assert lone.requests
     assert not asking.done()
-    lone.condition = Condition.SERVING
+    lone.back, lone.dies_after = True, None
     router.changed()
     response = await asyncio.wait_for(asking, 5)
     assert response.json()["choices"][0]["message"]["content"].encode() == ANSWER
@@ -144,8 +142,9 @@ async def test_a_client_that_leaves_during_a_move_leaves_nothing_behind() -> Non
     whole.gate = gate
     prefer(stage, "m/0")
     asking = asyncio.ensure_future(stage.post(CHAT, chat()))
-    while not whole.requests:
-        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        while not whole.requests:  # noqa: ASYNC110 - there is nothing to be told by
+            await asyncio.sleep(0)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

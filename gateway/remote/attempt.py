@@ -1,0 +1,154 @@
+"""One try at having a request answered by one replica: sent, judged, and its times taken."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic, time
+
+from gateway.peer import HEADER as PEER_HEADER
+from gateway.peer import PeerTenant, sign
+from gateway.remote.body import PATHS, RelayBody, upstream_body
+from gateway.remote.course import RemotePlacement
+from gateway.remote.exchange import Exchange, Patience
+from gateway.remote.failures import ERROR_BODY_BYTES, LossKind, UpstreamLost, judge
+from gateway.remote.prompt import RoutedPrompt
+from gateway.remote.replica import OwnRequest
+from gateway.remote.usage import ReportedUsage
+from gateway.tenants import Tenant
+
+_LEAST_EVENTS = 8
+"""Of a stream from which the time between two tokens is learned."""
+_LONGEST_ID = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What is the same in every try: the request and whose it is. `salt` keeps its tenant apart,
+    `seed` makes the answer one that can be had again."""
+
+    body: RelayBody
+    prompt: RoutedPrompt
+    tenant: Tenant
+    request_id: str
+    salt: str
+    seed: int
+    secret: bytes
+
+    def written_for(self, placement: RemotePlacement) -> tuple[bytes, dict[str, str]]:
+        """The body and the headers that this replica gets; of the client's own headers, none.
+
+        The request's id gets an ending of its own each time: servers take it for the name of a
+        request, and clients may use one twice.
+        """
+        replica = placement.replica
+        sent = upstream_body(
+            self.body,
+            engine=replica.engine,
+            served_model=replica.served_model,
+            shares_cache=replica.shares_cache,
+            salt=self.salt,
+            seed=self.seed,
+        )
+        request_id = f"{self.request_id[:_LONGEST_ID]}.{secrets.token_hex(4)}"
+        headers = {
+            "accept": "text/event-stream" if self.body.stream else "application/json",
+            "x-request-id": request_id,
+        }
+        if replica.engine == "forebay":
+            peer = PeerTenant(self.tenant.id, self.tenant.cache_scope)
+            headers[PEER_HEADER] = sign(
+                self.secret, peer, request_id=request_id, body=sent, now_s=time()
+            )
+        return sent, headers
+
+
+class Attempt:
+    """One exchange. `open` it, and `close` it on every path; both may be called from any task.
+
+    Opening raises what the server's status means: UpstreamLost, UpstreamFull, UpstreamMisconfigured
+    or, for the client's own mistake, ApiError.
+    """
+
+    def __init__(self, errand: Errand, placement: RemotePlacement) -> None:
+        self._errand = errand
+        self.placement = placement
+        self._scope = AsyncExitStack()
+        self._own: OwnRequest | None = None
+        self._began_s: float | None = None
+        self._last_s = 0.0
+        self._events = 0
+        self.exchange: Exchange
+
+    async def open(self) -> Exchange:
+        """Send the request; the answer, whose status is 200, from its head on."""
+        replica, times = self.placement.replica, self.placement.replica.times
+        body, headers = self._errand.written_for(self.placement)
+        first_s = times.first_s + self.placement.receipt.predicted_ttft_s
+        patience = (
+            Patience(first_s, first_s)
+            if self._errand.body.stream
+            else Patience(times.whole_s, times.whole_s)
+        )
+        path = PATHS[self._errand.body.endpoint]
+        async with AsyncExitStack() as scope:
+            self._own = scope.enter_context(replica.counted(self._errand.prompt.tokens))
+            self.exchange = await scope.enter_async_context(
+                replica.exchange(path, body, headers, patience)
+            )
+            if self.exchange.status != 200:
+                raise await self._judged()
+            self._scope = scope.pop_all()
+        return self.exchange
+
+    async def close(self) -> None:
+        """End the exchange, whole or not."""
+        await self._scope.aclose()
+
+    def note_tokens(self) -> None:
+        """Something of a streamed answer has come; the first time, it has begun."""
+        self._last_s = monotonic()
+        self._events += 1
+        if self._began_s is not None:
+            return
+        self._began_s = self._last_s
+        if self._own is not None:
+            self._own.began()
+        self.placement.began(None)
+        self.exchange.be_patient(self.placement.replica.times.between_s)
+
+    def finished(self, usage: ReportedUsage | None) -> None:
+        """The answer is whole: learn from it."""
+        cached = None
+        if usage is not None and usage.cached_tokens is not None:
+            cached = usage.cached_tokens
+            in_links = self._errand.prompt.in_links(cached, usage.prompt_tokens)
+            self.placement.served(cached, in_links)
+        self.placement.member.answered()
+        ttft_s, gap_s = None, None
+        if self._began_s is not None:
+            ttft_s = self._began_s - self.exchange.sent_s
+            if self._events >= _LEAST_EVENTS:
+                gap_s = (self._last_s - self._began_s) / (self._events - 1)
+        self.placement.replica.succeeded(
+            self.placement.receipt, ttft_s=ttft_s, cached_tokens=cached, token_gap_s=gap_s
+        )
+
+    async def _judged(self) -> Exception:
+        """The exception that the answer's status means; what can be read of its body explains."""
+        exchange = self.exchange
+        exchange.be_patient(self.placement.replica.times.between_s)
+        try:
+            body = await exchange.read_all(ERROR_BODY_BYTES)
+        except UpstreamLost:
+            body = b""
+        cleaner = self.placement.replica.cleaner
+        return judge(exchange.status, exchange.header("retry-after"), body, cleaner)
+
+
+def require_content_type(exchange: Exchange, wanted: str) -> None:
+    """Raises UpstreamLost for an answer of another kind."""
+    given = (exchange.header("content-type") or "").partition(";")[0].strip().lower()
+    if given != wanted:
+        raise UpstreamLost(LossKind.GARBAGE, "another kind of answer")

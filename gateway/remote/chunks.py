@@ -1,0 +1,153 @@
+"""From a server's events to the client's: our model's name, one id for the whole answer, usage as
+the client asked for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.remote.body import RelayBody
+from gateway.remote.failures import Cleaner, LossKind, UpstreamLost, judge_event
+from gateway.remote.transcript import Transcript
+from gateway.remote.usage import ReportedUsage, read_usage
+from gateway.sse import DONE, event
+
+_DONE_DATA = b"[DONE]"
+_HEAD = ("id", "object", "created", "model", "system_fingerprint")
+
+
+class Chunks:
+    """One streamed answer, over all replicas that work on it.
+
+    `content_events` counts chunks with content that went to the client, which servers make one per
+    token, mostly.
+    """
+
+    def __init__(self, body: RelayBody, model: str) -> None:
+        self._model = model
+        self._include_usage = body.include_usage
+        self._continuous_usage = body.continuous_usage
+        self._transcript = Transcript(body.choices)
+        self._head: dict[str, Any] | None = None
+        self._moved = False
+        self._said_done = False
+        self.usage: ReportedUsage | None = None
+        self.content_events = 0
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any text went to the client."""
+        return self._transcript.has_content
+
+    @property
+    def complete(self) -> bool:
+        """Whether the client has the whole text: nothing but usage can follow."""
+        if self._said_done:
+            return self._transcript.all_finished
+        return self._transcript.complete
+
+    @property
+    def said_done(self) -> bool:
+        """Whether the server has said that its answer is over."""
+        return self._said_done
+
+    def begin_again(self) -> None:
+        """Another replica starts from the beginning. Raises AnswerDiffers if what was said cannot
+        be compared."""
+        self._transcript.rewind()
+        self._moved = True
+        self._said_done = False
+        self.usage = None
+
+    def take(self, data: bytes, cleaner: Cleaner) -> bytes:
+        """The client's events for one of the server's, none for what is not for it.
+
+        Raises UpstreamLost for what is no chunk and for an error that is the server's own, ApiError
+        for one that is the client's, AnswerDiffers where a replay goes astray.
+        """
+        if data == _DONE_DATA:
+            self._said_done = True
+            return b""
+        chunk = _parse(data)
+        choices = chunk.get("choices")
+        if type(choices) is not list:
+            if chunk.get("error") is not None:
+                raise judge_event(chunk["error"], cleaner)
+            if "usage" not in chunk:
+                raise UpstreamLost(LossKind.GARBAGE, "no chunk")
+            choices = []
+        usage = chunk.get("usage")
+        if usage is not None:
+            self.usage = read_usage(usage)
+        if not choices:
+            return b""  # the usage goes out at the end
+        had_content = self._transcript.has_content
+        kept = self._take_choices(choices)
+        if not kept:
+            return b""
+        if self._transcript.has_content or had_content:
+            self.content_events += 1
+        return self._framed(data, chunk, choices, kept)
+
+    def ending(self) -> bytes:
+        """The last events: the usage, if the client wants it and the server told, and [DONE]."""
+        if not self._include_usage or self.usage is None:
+            return DONE
+        head = self._head or {}
+        return event({**head, "choices": [], "usage": self.usage.wire}) + DONE
+
+    def _take_choices(self, choices: list[Any]) -> list[Any]:
+        kept = []
+        for choice in choices:
+            index = choice.get("index", 0) if type(choice) is dict else None
+            if type(index) is not int:
+                raise UpstreamLost(LossKind.GARBAGE, "no choice")
+            try:
+                transcript = self._transcript.choice(index)
+            except IndexError:
+                raise UpstreamLost(LossKind.GARBAGE, "a choice too many") from None
+            new = transcript.take(choice)
+            if new is not None:
+                kept.append(new)
+        return kept
+
+    def _framed(
+        self, data: bytes, chunk: dict[str, Any], choices: list[Any], kept: list[Any]
+    ) -> bytes:
+        head = self._head
+        if head is None:
+            head = {name: chunk[name] for name in _HEAD if name in chunk}
+            head["model"] = self._model
+            self._head = head
+        usage = chunk.get("usage")
+        # most chunks can go as they came; others' line ends must not come with them (gateway.sse)
+        if (
+            not self._moved
+            and usage is None
+            and chunk.get("model") == self._model
+            and (self._include_usage or "usage" not in chunk)
+            and data.isascii()
+            and b"\n" not in data
+        ):
+            return b"data: %b\n\n" % data
+        chunk.update(head)
+        if kept is not choices:
+            chunk["choices"] = kept
+        if "usage" in chunk:
+            if not self._include_usage:
+                del chunk["usage"]
+            elif usage is not None:
+                wire = self.usage.wire if self.usage is not None else None
+                chunk["usage"] = wire if self._continuous_usage else None
+        return event(chunk)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise UpstreamLost(LossKind.GARBAGE, "no JSON") from None
+    if type(chunk) is not dict:
+        raise UpstreamLost(LossKind.GARBAGE, "no object")
+    return chunk

@@ -1,0 +1,194 @@
+"""A request's way from replica to replica, until one has answered it or none is left to ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+
+from gateway.dispatch.member import Condition
+from gateway.dispatch.prefix import Prefix
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import NoReplica, Placement, Router
+from gateway.dispatch.run import MoveTerms
+from gateway.errors import ApiError, unavailable
+from gateway.remote.failures import UpstreamFull, UpstreamLost, UpstreamMisconfigured
+from gateway.remote.replica import RemoteReplica
+from policies.routing import RouteRequest
+
+_RETRY_AFTER_S = 1
+_SAME_AGAIN_S = 0.1
+"""Before the same replica is asked again, and twice as long each time after that."""
+_jitter = Random()
+
+RemotePlacement = Placement[RemoteReplica]
+
+
+@dataclass(slots=True)
+class Route:
+    """What routing is asked, the same each time."""
+
+    request: RouteRequest
+    prefix: Prefix
+
+
+class Course:
+    """Counts the moves and remembers who failed. One per request.
+
+    `receipts` gets one entry for every time that the request was sent somewhere.
+    """
+
+    def __init__(
+        self,
+        router: Router[RemoteReplica],
+        route: Route,
+        terms: MoveTerms,
+        receipts: list[Receipt],
+        request_id: str,
+    ) -> None:
+        self._router = router
+        self._route = route
+        self._terms = terms
+        self._receipts = receipts
+        self._request_id = request_id
+        self._tried: set[str] = set()
+        self._moves = 0
+        self._rounds = 0
+        self._broken_by: set[str] = set()
+        self._moved_from: str | None = None
+        self._was_full = False
+        self._deadline_s: float | None = None
+        self._failure: ApiError | None = None
+
+    async def place(self, scope: ExitStack, *, had_begun: bool) -> RemotePlacement:
+        """The next replica, for as long as the scope lasts: one that has not failed this request,
+        else one that has, after a pause. Raises ApiError if there is none."""
+        while True:
+            try:
+                placement = scope.enter_context(
+                    self._router.place(
+                        self._route.request,
+                        self._route.prefix,
+                        exclude=self._tried,
+                        moved_from=self._moved_from,
+                        had_begun=had_begun,
+                    )
+                )
+            except NoReplica as none:
+                await self._wait_for_another(none)
+                continue
+            self._receipts.append(placement.receipt)
+            return placement
+
+    @contextmanager
+    def noting_failures(self, placement: RemotePlacement) -> Iterator[None]:
+        """Ends quietly where the request may be placed again: the replica has lost it, has no
+        room, or does not know us. Raises the ApiError to give up with where it may not."""
+        try:
+            yield
+        except UpstreamLost as error:
+            self._lost(placement, error)
+        except UpstreamFull as error:
+            self._full(placement, error)
+        except UpstreamMisconfigured as error:
+            self._misconfigured(placement, error)
+        except ApiError:
+            placement.member.answered()  # it is well: the mistake is its client's
+            raise
+
+    def _lost(self, placement: RemotePlacement, error: UpstreamLost) -> None:
+        """The replica has lost the request, or did not take it."""
+        name = placement.member.name
+        if error.status == 500 and self._broken_by - {name}:
+            # a request that breaks two servers is what is broken
+            placement.receipt.lost = str(error.kind)
+            placement.member.answered()
+            raise _broken_by_request()
+        if error.status == 500:
+            self._broken_by.add(name)
+        placement.lost(str(error.kind))
+        placement.replica.lost(error, self._request_id)
+        self._failure = nowhere()
+        self._move(placement)
+
+    def _full(self, placement: RemotePlacement, error: UpstreamFull) -> None:
+        """The replica has no room now: another is asked, once."""
+        placement.receipt.lost = "full"
+        placement.member.answered()
+        self._failure = unavailable(
+            "The servers of this model have no room now.",
+            code="capacity_exceeded",
+            retry_after_s=error.retry_after_s,
+        )
+        if self._was_full:
+            raise self._failure
+        self._was_full = True
+        self._move(placement)
+
+    def _misconfigured(self, placement: RemotePlacement, error: UpstreamMisconfigured) -> None:
+        """The replica does not know us, or not what it is asked for."""
+        placement.lost(f"misconfigured: {error}")
+        placement.replica.misconfigured(error.status)
+        self._failure = ApiError(
+            502,
+            "The model's server does not accept this gateway's requests; the operator's log says "
+            "why.",
+            type="server_error",
+            code="upstream_misconfigured",
+        )
+        self._move(placement)
+
+    def _move(self, placement: RemotePlacement) -> None:
+        self._tried.add(placement.member.name)
+        self._moved_from = placement.member.name
+        if self._moves >= self._terms.moves:
+            raise self._failure or nowhere()
+        self._moves += 1
+
+    async def _wait_for_another(self, none: NoReplica) -> None:
+        """Make sure that asking again may help. Raises ApiError otherwise."""
+        failure = self._failure or nowhere()
+        if none.full:
+            raise nowhere(full=True) from none
+        if self._was_full:
+            raise failure from none
+        if self._tried and self._router.serves:
+            await asyncio.sleep(_SAME_AGAIN_S * 2**self._rounds * _jitter.uniform(0.5, 1.5))
+            self._rounds += 1
+        elif self._tried or self._may_start:
+            now_s = monotonic()
+            if self._deadline_s is None:
+                self._deadline_s = now_s + self._terms.recovery_s
+            if not await self._router.wait_until_serving(self._deadline_s - now_s):
+                raise failure from none
+        else:
+            raise failure from none
+        self._tried.clear()
+
+    @property
+    def _may_start(self) -> bool:
+        members = self._router.members
+        return any(member.health().condition is Condition.STARTING for member in members)
+
+
+def nowhere(*, full: bool = False) -> ApiError:
+    """503: no server can take the request now, all being lost or full."""
+    return unavailable(
+        "Every place at the servers of this model is taken."
+        if full
+        else "No server of this model can take the request now.",
+        code="engine_unavailable",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def _broken_by_request() -> ApiError:
+    return ApiError(
+        502,
+        "Two servers of this model failed at this request.",
+        type="server_error",
+        code="upstream_error",
+    )

@@ -1,0 +1,173 @@
+"""A request's way to the servers that run its model, and the answer's way back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import ExitStack
+from time import monotonic
+from typing import NoReturn
+
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import NoReplica
+from gateway.dispatch.run import MoveTerms
+from gateway.endpoints import Endpoint
+from gateway.errors import ApiError, unavailable
+from gateway.http_call import Header
+from gateway.remote.attempt import Attempt, Errand
+from gateway.remote.body import read_body
+from gateway.remote.chunks import Chunks
+from gateway.remote.course import Course, Route, nowhere
+from gateway.remote.model import RemoteModel
+from gateway.remote.outlet import Outlet
+from gateway.remote.prompt import routed_prompt
+from gateway.remote.streaming import relay_stream
+from gateway.remote.transcript import AnswerDiffers
+from gateway.remote.usage import ReportedUsage
+from gateway.remote.whole import WholeAnswer, read_whole
+from gateway.request import Relayed, Request
+from gateway.sse import StreamTimes, event
+from gateway.tenants import Tenant
+
+_MAX_SEED = 1 << 31
+
+
+async def relay(
+    request: Request,
+    endpoint: Endpoint,
+    values: Mapping[str, object],
+    model: RemoteModel,
+    secret: bytes,
+    times: StreamTimes,
+) -> None:
+    """Answer an authenticated and admitted request whose body is `values`.
+
+    Raises ApiError where the answer has not begun, or where it has broken off, which the client has
+    been told. `request.relayed` is kept up to date, however it ends.
+    """
+    tenant = request.tenant
+    if tenant is None:
+        raise RuntimeError("only authenticated requests are relayed")
+    body = read_body(values, endpoint.name)
+    cache = model.isolation.terms(tenant, body)
+    prompt = await routed_prompt(body, model, cache.chain_root)
+    relayed = request.relayed = Relayed(choices=body.choices)
+    routing = request.snapshot.settings.routing
+    course = Course(
+        model.router,
+        Route(prompt.ask(body), prompt.prefix),
+        MoveTerms(routing.moves, routing.recovery_s),
+        relayed.receipts,
+        request.call.request_id,
+    )
+    errand = Errand(
+        body=body,
+        prompt=prompt,
+        tenant=tenant,
+        request_id=request.call.request_id,
+        salt=cache.salt,
+        seed=secrets.randbelow(_MAX_SEED),
+        secret=secret,
+    )
+    request.submitted_s = monotonic()
+    if body.stream:
+        await _stream(request, course, errand, model, times)
+    else:
+        await _whole(request, course, errand, model)
+
+
+async def explain_relay(
+    endpoint: Endpoint,
+    values: Mapping[str, object],
+    model: RemoteModel,
+    tenant: Tenant,
+) -> Receipt:
+    """Where a request with this body would go: a dry run. Raises the ApiErrors that it would."""
+    body = read_body(values, endpoint.name)
+    prompt = await routed_prompt(body, model, model.isolation.terms(tenant, body).chain_root)
+    try:
+        return model.router.decide(prompt.ask(body), prompt.prefix)
+    except NoReplica as none:
+        raise nowhere(full=none.full) from none
+
+
+async def _whole(request: Request, course: Course, errand: Errand, model: RemoteModel) -> None:
+    """Nothing has gone to the client until all is there: whatever is lost is asked for again."""
+    answer: WholeAnswer | None = None
+    while answer is None:
+        with ExitStack() as scope:
+            placement = await course.place(scope, had_begun=False)
+            with course.noting_failures(placement):
+                answer = await read_whole(Attempt(errand, placement), model.name)
+    _note_usage(request, errand, answer.usage)
+    cached = 0 if answer.usage is None else answer.usage.cached_tokens or 0
+    headers = [*_receipt(request), (b"x-forebay-cached-tokens", b"%d" % cached)]
+    await request.call.answer(200, answer.body, headers=headers)
+
+
+async def _stream(
+    request: Request, course: Course, errand: Errand, model: RemoteModel, times: StreamTimes
+) -> None:
+    """Event by event. What breaks the answer off is told by one error event, as for a model of our
+    own (`gateway.delivery`)."""
+    chunks = Chunks(errand.body, model.name)
+    async with Outlet(request.call, lambda: _receipt(request), times) as outlet:
+        try:
+            whole = False
+            while not whole:
+                with ExitStack() as scope:
+                    placement = await course.place(scope, had_begun=chunks.has_content)
+                    with course.noting_failures(placement):
+                        await relay_stream(Attempt(errand, placement), chunks, outlet, request)
+                        whole = True
+                if not whole:
+                    chunks.begin_again()
+            _note_usage(request, errand, chunks.usage)
+        except AnswerDiffers as differs:
+            await _break_off(outlet, _cannot_go_on(), differs)
+        except ApiError as failure:
+            await _break_off(outlet, failure, None)
+
+
+async def _break_off(outlet: Outlet, failure: ApiError, cause: Exception | None) -> NoReturn:
+    if outlet.opened:
+        await outlet.end(event(failure.envelope()))
+    raise failure from cause
+
+
+def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -> None:
+    """What the server said that it cost; where it said nothing, what was counted stays."""
+    relayed = request.relayed
+    if relayed is None:
+        return
+    if usage is None:
+        relayed.prompt_tokens = errand.prompt.tokens
+        return
+    relayed.prompt_tokens = usage.prompt_tokens
+    relayed.cached_tokens = usage.cached_tokens or 0
+    relayed.completion_tokens = usage.completion_tokens
+
+
+def _receipt(request: Request) -> list[Header]:
+    receipts = request.relayed.receipts if request.relayed is not None else []
+    headers = [(b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s))]
+    if receipts:
+        last = receipts[-1]
+        headers.append((b"x-forebay-replica", last.candidate.name.encode()))
+        predicted_ms = last.predicted_ttft_s * 1e3
+        headers.append((b"x-forebay-predicted-ttft-ms", b"%.2f" % predicted_ms))
+    return headers
+
+
+def _ms(start_s: float | None, end_s: float | None) -> bytes:
+    if start_s is None or end_s is None:
+        return b"0.00"
+    return b"%.2f" % ((end_s - start_s) * 1e3)
+
+
+def _cannot_go_on() -> ApiError:
+    return unavailable(
+        "The server that ran this request was lost, and no other could go on with its answer.",
+        code="engine_unavailable",
+        retry_after_s=1,
+    )

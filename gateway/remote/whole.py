@@ -1,0 +1,43 @@
+"""An answer that is not streamed: read whole, checked, and put in our model's name."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from gateway.remote.attempt import Attempt, require_content_type
+from gateway.remote.failures import LossKind, UpstreamLost
+from gateway.remote.usage import ReportedUsage, read_usage
+
+MAX_ANSWER_BYTES = 64 << 20
+
+
+class WholeAnswer(NamedTuple):
+    """The client's body, and what the server said that it cost."""
+
+    body: bytes
+    usage: ReportedUsage | None
+
+
+async def read_whole(attempt: Attempt, model: str) -> WholeAnswer:
+    """One replica's answer. Raises as `Attempt` does, UpstreamLost too for what is no answer."""
+    try:
+        exchange = await attempt.open()
+        require_content_type(exchange, "application/json")
+        raw = await exchange.read_all(MAX_ANSWER_BYTES)
+        try:
+            value = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            raise UpstreamLost(LossKind.GARBAGE, "no JSON") from None
+        choices = value.get("choices") if isinstance(value, dict) else None
+        if not isinstance(choices, list) or not choices:
+            raise UpstreamLost(LossKind.GARBAGE, "no answer")
+        usage = read_usage(value.get("usage"))
+        value["model"] = model
+        if usage is not None:
+            value["usage"] = usage.wire
+        attempt.finished(usage)
+        return WholeAnswer(orjson.dumps(value), usage)
+    finally:
+        await attempt.close()
