@@ -8,6 +8,8 @@ from random import Random
 from policies.routing import Candidate, RouteRequest, RoutingPolicy
 from policies.routing_prediction import predict, predicted_terms
 
+_NEVER = float("inf")
+
 
 class PredictedTtft:
     """Where the request costs least time, its own and others', as far as that can be told now.
@@ -20,8 +22,8 @@ class PredictedTtft:
       goes leaves as many behind as who comes has found, on average: `waiting`.
     - *What it pushes out* of a full cache is as much. With the chance `reuse` somebody will compute
       that again, wait as long, and push out as much in turn. Two such turns are counted: the
-      chain ends with the first copy that goes and is missed by nobody, and a copy is worth a
-      detour of at most two times its computing.
+      chain ends as soon as something goes that nobody misses, and however little is known, a
+      queue that costs more than computing three times is left.
 
     So a choice costs `ttft_s + (waiting + reuse + reuse**2) * prefill_s`, seconds all of it. A hot
     prefix spreads when its queue costs more than another copy does, and no earlier.
@@ -143,8 +145,6 @@ class AtRandom:
         """Any."""
         return _any(_usable(candidates), random)
 
-
-_NEVER = float("inf")
 
 BUILT_IN: dict[str, Callable[[], RoutingPolicy]] = {
     "predicted-ttft": PredictedTtft,

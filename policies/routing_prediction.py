@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from policies.cost import Coefficients
 from policies.routing import Cached, Candidate, Prediction, RouteRequest
 
-
 _Cut = tuple[int, int, int, int, int, int]
 """A way to divide a prompt: tokens to compute, in so many steps, with so much attended and context
 read (as in `cost.StepShape`); tokens to load to the device, and of these from Redis."""

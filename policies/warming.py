@@ -86,7 +86,7 @@ class Warming:
         self._work = HeavyHitters[bytes](prefixes, horizon_s)
         self._watched: dict[bytes, _Watched] = {}
         self._busy: dict[str, _Busy] = {}
-        self._targets: dict[str, float] = {}
+        self._targets: dict[str, tuple[WarmUp, float]] = {}  # what is under way, until when at most
 
     @property
     def watched(self) -> int:
@@ -148,13 +148,17 @@ class Warming:
         if saved_s <= _price_s(target, prefix.tokens):
             return None
         over_s = now_s + self._horizon_s
-        watched.under_way_s = watched.tried[target.name] = self._targets[target.name] = over_s
-        source: Literal["dram", "redis"] = "redis" if target.cached.redis else "dram"
-        return WarmUp(prefix, source, target.name)
+        warm_up = WarmUp(prefix, "redis" if target.cached.redis else "dram", target.name)
+        watched.under_way_s = watched.tried[target.name] = over_s
+        self._targets[target.name] = warm_up, over_s
+        return warm_up
 
     def done(self, warm_up: WarmUp) -> None:
-        """It is over, whether or not it worked."""
-        self._targets.pop(warm_up.target, None)
+        """It is over, whether or not it worked. One that was taken to be over before is ignored."""
+        under_way, _ = self._targets.get(warm_up.target, (None, 0.0))
+        if under_way is not warm_up:
+            return
+        del self._targets[warm_up.target]
         if (watched := self._watched.get(warm_up.prefix.link)) is not None:
             watched.under_way_s = -math.inf
 
@@ -164,7 +168,8 @@ class Warming:
         name, cost, standing, cached = candidate
         if standing.full or cached.tokens < prefix.tokens:
             return False
-        if now_s < self._targets.get(name, now_s) or now_s < watched.tried.get(name, now_s):
+        _, busy_until_s = self._targets.get(name, (None, now_s))
+        if now_s < busy_until_s or now_s < watched.tried.get(name, now_s):
             return False
         computing_s = cost.prefill_s(prefix.tokens - cached.device, cached.device)
         return cost.load_s(cached.dram, cached.redis) < computing_s
@@ -198,7 +203,7 @@ class Warming:
         old_s = now_s - _FORGOTTEN_HORIZONS * self._horizon_s
         for name in [name for name, busy in self._busy.items() if busy.at_s < old_s]:
             del self._busy[name]
-        for name in [name for name, until_s in self._targets.items() if until_s <= now_s]:
+        for name in [name for name, (_, until_s) in self._targets.items() if until_s <= now_s]:
             del self._targets[name]
 
 

@@ -26,10 +26,11 @@ class Condition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A replica's condition, and why, in words for the operator."""
+    """A replica's condition, and why, in words for the operator. `final`: it will not change."""
 
     condition: Condition
     reason: str = ""
+    final: bool = False
 
 
 class Routable(Protocol):
@@ -91,6 +92,10 @@ class Member(Generic[ReplicaT_co]):
         if self.draining or self.replica.health().condition is not Condition.SERVING:
             return False
         return self.breaker.closed or self.breaker.wait_s(self._clock()) == 0.0
+
+    def may_return(self) -> bool:
+        """Whether it may take requests again by itself."""
+        return not self.draining and not self.replica.health().final
 
     def answered(self) -> None:
         """A request that was sent there has begun to be answered."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 from time import monotonic, perf_counter
 from typing import Generic, Protocol
@@ -15,6 +15,8 @@ from gateway.dispatch.member import Condition, Member, ReplicaT_co
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
+
+_BREAKER_POLL_S = 0.25
 
 
 class NoReplica(Exception):
@@ -120,34 +122,17 @@ class Router(Generic[ReplicaT_co]):
             for member in self._members.values()
         )
 
-    async def wait_until_serving(
-        self, timeout_s: float, exclude: Collection[str] = frozenset()
-    ) -> bool:
-        """Wait until a replica takes requests, as long as one may come back; False if none does.
-
-        A replica in `exclude` counts again once it has been something else than serving.
-        """
-        left = set(exclude)
+    async def wait_until_serving(self, timeout_s: float) -> bool:
+        """Wait until a replica takes requests, as long as one may come back; False if none does."""
         deadline_s = monotonic() + timeout_s
-        while True:
-            hope = False
-            for member in self._members.values():
-                if member.takes_requests():
-                    if member.name not in left:
-                        return True
-                else:
-                    left.discard(member.name)
-                    hope = hope or not member.draining
-            if not hope and not left:
-                return False
+        while not self.serves:
             rest_s = deadline_s - monotonic()
-            if rest_s <= 0:
+            if rest_s <= 0 or not any(member.may_return() for member in self._members.values()):
                 return False
-            try:
-                # conditions are announced; a breaker's time only passes
-                await asyncio.wait_for(self._changed.wait(), min(rest_s, 0.25))
-            except TimeoutError:
-                continue
+            # conditions are announced; a breaker's time only passes
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(rest_s, _BREAKER_POLL_S))
+        return True
 
     def decide(
         self,
@@ -278,7 +263,7 @@ class Placement(Generic[ReplicaT_co]):
                     self.member.name,
                     links,
                     served_tokens,
-                    promised_tokens=receipt.candidate.cached.tokens,
+                    promised=receipt.candidate.cached,
                     decided_s=receipt.decided_s,
                     now_s=receipt.began_s,
                 )
@@ -295,7 +280,7 @@ class Placement(Generic[ReplicaT_co]):
                 self.member.name,
                 links,
                 in_links,
-                promised_tokens=receipt.candidate.cached.tokens,
+                promised=receipt.candidate.cached,
                 decided_s=receipt.decided_s,
                 now_s=monotonic(),
             )

@@ -150,10 +150,10 @@ class Run:
             try:
                 await self._submit(moved_from)
             except NoReplica as nowhere:
-                # what it waits for may be the very replica that lost it, back again
                 rest_s = deadline_s - monotonic()
-                if nowhere.full or not await self._router.wait_until_serving(rest_s, self._lost_by):
+                if nowhere.full or not await self._router.wait_until_serving(rest_s):
                     raise lost from nowhere
+                # the last resort is one that lost it before: back again, or never gone
                 self._lost_by.clear()
             else:
                 return

@@ -289,8 +289,8 @@ class RedisNews:
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks until they have ended, also if this is cancelled meanwhile: who comes next closes
-    what they use.
+    """Cancel tasks until they have ended, also if this is cancelled meanwhile: what they use is
+    closed next.
 
     Once is not enough: redis's client sends with `asyncio.wait_for`, which in Python 3.11 swallows
     a cancellation that comes in its last moment.
@@ -303,5 +303,8 @@ async def _end(*tasks: asyncio.Task[None]) -> None:
             await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
         except asyncio.CancelledError as error:
             cancelled = error
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen: who ends them does not want to know
     if cancelled is not None:
         raise cancelled

@@ -20,8 +20,8 @@ _HEAD = ("id", "object", "created", "model", "system_fingerprint")
 class Chunks:
     """One streamed answer, over all replicas that work on it.
 
-    `content_events` counts chunks with content that went to the client, which servers make one per
-    token, mostly.
+    `content_events` counts pieces of content that went to the client; servers make one per token,
+    mostly.
     """
 
     def __init__(self, body: RelayBody, model: str) -> None:
@@ -31,6 +31,7 @@ class Chunks:
         self._transcript = Transcript(body.choices)
         self._head: dict[str, Any] | None = None
         self._moved = False
+        self._has_content = False
         self._said_done = False
         self.usage: ReportedUsage | None = None
         self.content_events = 0
@@ -38,7 +39,7 @@ class Chunks:
     @property
     def has_content(self) -> bool:
         """Whether any text went to the client."""
-        return self._transcript.has_content
+        return self._has_content
 
     @property
     def complete(self) -> bool:
@@ -82,12 +83,9 @@ class Chunks:
             self.usage = read_usage(usage)
         if not choices:
             return b""  # the usage goes out at the end
-        had_content = self._transcript.has_content
         kept = self._take_choices(choices)
         if not kept:
             return b""
-        if self._transcript.has_content or had_content:
-            self.content_events += 1
         return self._framed(data, chunk, choices, kept)
 
     def ending(self) -> bytes:
@@ -108,6 +106,9 @@ class Chunks:
             except IndexError:
                 raise UpstreamLost(LossKind.GARBAGE, "a choice too many") from None
             new = transcript.take(choice)
+            if transcript.grew:
+                self.content_events += 1
+                self._has_content = True
             if new is not None:
                 kept.append(new)
         return kept

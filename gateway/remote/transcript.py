@@ -21,15 +21,17 @@ class AnswerDiffers(Exception):
 class ChoiceTranscript:
     """One choice: the text of each of its fields, its tool calls' among them.
 
-    `said` maps a field to the pieces that went to the client. While the choice is being said again,
+    `said` maps a field to the pieces that went to the client; `grew` says whether the chunk that was
+    taken last added any. While the choice is being said again,
     `_passed` counts the characters of each field that have come once more.
     """
 
-    __slots__ = ("_delivered", "_opaque", "_passed", "finish_reason", "opened", "said")
+    __slots__ = ("_delivered", "_opaque", "_passed", "finish_reason", "grew", "opened", "said")
 
     def __init__(self) -> None:
         self.said: dict[str, list[str]] = {}
         self.opened = False
+        self.grew = False
         self.finish_reason: str | None = None
         self._opaque = False
         self._delivered: dict[str, str] | None = None
@@ -49,6 +51,7 @@ class ChoiceTranscript:
     def take(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         """What of a chunk's choice is new, to be passed on; None if nothing is. Raises
         AnswerDiffers."""
+        self.grew = False
         if self._delivered is None:
             self._record(choice)
             return choice
@@ -78,6 +81,7 @@ class ChoiceTranscript:
             self.finish_reason = reason
 
     def _say(self, name: str, piece: str) -> None:
+        self.grew = True
         pieces = self.said.get(name)
         if pieces is None:
             self.said[name] = [piece]
@@ -181,11 +185,6 @@ class Transcript:
         """`expected` is how many choices the answer is to have."""
         self._expected = expected
         self._choices: dict[int, ChoiceTranscript] = {}
-
-    @property
-    def has_content(self) -> bool:
-        """Whether any text went to the client."""
-        return any(choice.said for choice in self._choices.values())
 
     @property
     def complete(self) -> bool:

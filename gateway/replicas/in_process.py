@@ -129,10 +129,10 @@ class InProcessReplica:
     def health(self) -> Health:
         """See `Replica.health`."""
         if self._draining:
-            return Health(Condition.DRAINING, "shutting down")
+            return Health(Condition.DRAINING, "shutting down", final=True)
         stats = self._engine.stats()
         if not stats.alive:
-            return Health(Condition.DOWN, "the engine has stopped")
+            return Health(Condition.DOWN, "the engine has stopped", final=True)
         if stats.running and stats.last_step_age_s > HUNG_AFTER_S:
             return Health(Condition.DOWN, "the engine does not finish its step")
         return Health(Condition.SERVING)

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from cache.block import Tier
 from cache.directory import Directory
+from cache.directory_marks import AgingMarks
+from cache.directory_table import BlockTable, Slot
 from policies.routing import NOTHING_CACHED, Cached
 from tests.cache.directory_model import chain_of, of_size, removed, stored, told
 
@@ -208,15 +210,19 @@ def test_no_more_is_expected_than_the_replica_can_hold():
 
 
 def test_what_is_used_all_the_time_does_not_split_the_rest_ever_finer():
-    directory = Directory()
-    directory.join("a", approximate_blocks=1000)
-    directory.note_routed("a", SHORT, 0.0)
+    table = BlockTable(10_000)
+    counting: list[Slot] = []
+    marks = AgingMarks(
+        table, capacity_blocks=1000, ttl_s=60.0, opened=counting.append, closed=counting.remove
+    )
     for turn in range(200):
-        directory.note_routed("a", PROMPT + chain_of(100 + turn, 200, 1), 0.0)
-    assert directory.stats().replicas["a"].routed >= 200
-    directory.join("b")
-    directory.apply("b", told(1, 1, stored(SHORT)))
-    assert directory._replicas["b"].slot.position < 20
+        marks.make_room(201, 0.0)
+        marks.mark(PROMPT + chain_of(100 + turn, 200, 1))
+        assert len(counting) <= 8
+        table.sweep(100_000)
+    assert marks.blocks == 208
+    assert table.open_slot().position <= 9
+    table.check_integrity()
 
 
 def test_serving_less_than_promised_shrinks_what_is_expected():

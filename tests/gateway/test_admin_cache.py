@@ -140,7 +140,7 @@ async def test_the_tiers_and_who_has_what() -> None:
     )
     answer = (await ask(staged(replica), "GET", "/admin/cache")).json()
     assert set(answer["models"]) == {"m", "org/other"}
-    model = answer["models"]["m"]
+    [model] = answer["models"]["m"]["replicas"]
     assert model["replica"] == "fake/0"
     device, redis = model["tiers"]
     assert device["blocks"] == {"free": 5, "cached": 3, "held": 2, "total": 10}

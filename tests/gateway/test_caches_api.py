@@ -50,8 +50,8 @@ def stage_with(**fields: Any) -> Stage:
     """A stage whose models say how large a block is."""
     stage = Stage(**fields)
     assert stage.app is not None
-    for name, model in stage.models.items():
-        stage.models[name] = replace(model, kv_block_tokens=16, kv_block_bytes=BLOCK_BYTES)
+    for model in stage.models.served().values():
+        stage.models.add(replace(model, kv_block_tokens=16, kv_block_bytes=BLOCK_BYTES))
     return stage
 
 
@@ -204,9 +204,9 @@ class TestQuota:
 
     async def test_without_quotas_all_tenants_share_half_of_the_tier(self) -> None:
         stage = stage_with()
-        for name, model in stage.models.items():
+        for model in stage.models.served().values():
             # the scripted replica's pool has 1,024,000 bytes
-            stage.models[name] = replace(model, kv_block_bytes=20_000)
+            stage.models.add(replace(model, kv_block_bytes=20_000))
         blocks = (len(HANDBOOK) + 9) // 16
         assert 2 * blocks * 20_000 < 512_000 < 3 * blocks * 20_000
         assert (await stage.post(CACHES, cache("one"))).status_code == 201

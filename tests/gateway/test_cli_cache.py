@@ -73,7 +73,7 @@ def test_stats(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in out
     assert run(["cache", "stats", "--url", gateway.url, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert answer["models"]["m"]["tiers"][0]["hits"] == 3
+    assert answer["models"]["m"]["replicas"][0]["tiers"][0]["hits"] == 3
 
 
 def test_explain(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from engine.request import EngineOutput, EngineRequest, FinishReason
 from engine.sampling_params import SamplingParams
 from gateway.replica import ReplicaUnavailable
 from gateway.replicas.in_process import InProcessReplica
+from tests.gateway.fakes import COST
 
 
 class PuppetEngine:
@@ -74,6 +75,7 @@ class Bench:
             "m/0",
             self._open,
             max_open=max_open,
+            cost=COST,
             observe=lambda name, report: self.seen.append((name, report)),
         )
         self.replica.start()

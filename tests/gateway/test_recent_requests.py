@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,11 +148,14 @@ class Chosen:
     cache_use: CacheUse | None = None
     index: int = 0
     prompt_index: int = 0
+    receipts: tuple[Any, ...] = (SimpleNamespace(candidate=SimpleNamespace(name="m/0")),)
 
 
 @dataclass
 class Finished:
     """As much of a request as the ring looks at."""
+
+    relayed = None
 
     call: Call
     model: Any
@@ -159,6 +163,9 @@ class Finished:
     choices: list[Chosen]
     tenant: Named = field(default_factory=Named)
     endpoint: str = "chat"
+
+    def receipts(self) -> list[Any]:
+        return [receipt for choice in self.choices for receipt in choice.receipts]
 
 
 def finished(stage: Stage, request_id: str, tokens: int = 3, use: CacheUse | None = None) -> Any:

@@ -122,10 +122,14 @@ def test_one_at_a_time() -> None:
 def test_an_end_that_is_never_told_is_taken_for_granted_after_a_horizon() -> None:
     warming = Warming()
     traffic = Traffic(warming)
-    assert traffic.run(20.0, 20.0, pair()) is not None
+    first = traffic.run(20.0, 20.0, pair())
+    assert first is not None
     began_s = traffic.now_s
     assert traffic.run(20.0, 20.0, pair()) is not None
     assert traffic.now_s - began_s >= 10.0
+    warming.done(first)  # too late: it is the second that is under way
+    third = [*pair(), replica("third", IN_DRAM)]
+    assert traffic.run(20.0, 5.0, third) is None
 
 
 def test_a_copy_lowers_what_the_next_would_save() -> None:
