@@ -26,7 +26,7 @@ class BlockEvents:
     """One batch. Batch `seq` follows batch `seq - 1` of the same `epoch`.
 
     A `snapshot` is everything that is held after batch `seq`: what was told before is void.
-    Redis is told of as far as this replica wrote there; what others write or what expires is not.
+    Redis is told of as far as this replica wrote there or saw it; what expires unseen is not.
     """
 
     epoch: int

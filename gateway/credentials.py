@@ -12,6 +12,8 @@ from gateway.settings_redis import url_secrets
 from gateway.state_dir import StateDir
 from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key
 
+_WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_STATE_DIR"})
+
 
 def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
     """Every tenant's keys. Raises ConfigError for an unset variable or a key used twice."""
@@ -103,6 +105,18 @@ def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None
     if not key:
         raise ConfigError([f"{remote.api_key_env}: is not set, and {remote.url} needs it as a key"])
     return key
+
+
+def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a worker's process may see: neither the gateway's settings nor anybody's keys."""
+    hidden = {settings.server.secret_env, settings.server.admin_key_env}
+    hidden |= {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
+    hidden |= {r.api_key_env for model in settings.models for r in model.remote if r.api_key_env}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in hidden and (not name.startswith("FOREBAY_") or name in _WORKERS_OWN)
+    }
 
 
 def _tenant(entry: TenantSettings) -> Tenant:

@@ -1,4 +1,4 @@
-"""What dispatch tells Prometheus: decisions, how right they were, moves, and the replicas' state."""
+"""What dispatch tells Prometheus: decisions, how right they were, moves, the replicas' state."""
 
 from __future__ import annotations
 

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from random import Random
+from time import monotonic
+from typing import TypeVar
 
 import structlog
 
 from cache.directory import Directory
+from engine.chat_template import ChatTemplate
+from engine.loading import bundled_model_path, load_text_side
+from gateway.credentials import worker_environ
+from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
 from gateway.load_progress import ReportProgress, no_progress
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_cache_store import NamedCacheStore
+from gateway.news.fleet_news import FleetNews, LocalNews, OwnLoad
+from gateway.news.redis_news import open_news
 from gateway.redis_services import open_redis
+from gateway.remote.group import RemoteReplicas
+from gateway.remote.model import make_remote_model
+from gateway.remote.replica import RemoteReplica
 from gateway.replica import Replica
 from gateway.replicas.local import LocalContext, LocalReplicas
+from gateway.replicas.worker.cores import share_cores
+from gateway.replicas.worker.messages import CoreShare
 from gateway.routing_policies import load_policy
 from gateway.settings import ModelSettings, Settings
+from gateway.settings_errors import ConfigError
 from gateway.settings_fleet import RemoteSettings
 
 _log = structlog.get_logger("forebay.fleet")
 
+ReplicaT = TypeVar("ReplicaT", bound=Routable)
+
+_TOUCH_S = 0.05
 _SWEEP_S = 0.1
 _SWEEP_BLOCKS = 2_000
 """What is forgotten at once must not hold up the event loop."""
@@ -48,22 +67,62 @@ async def open_fleet(
     """
     async with AsyncExitStack() as held:
         redis = await held.enter_async_context(open_redis(settings.redis, environ, secret, metrics))
-        context = LocalContext(secret, redis, Directory(), metrics)
-        fleet = Fleet(settings, models, context)
+        directory = Directory()
+        context = LocalContext(
+            secret,
+            redis,
+            directory,
+            metrics,
+            worker_environ(settings, environ),
+            _core_shares(settings),
+        )
+        news: FleetNews = LocalNews()
+        if redis.url is not None and any(model.remote for model in settings.models):
+            news = await held.enter_async_context(
+                open_news(
+                    redis.url,
+                    secret,
+                    on_routed=lambda name, links: _heard(directory, name, links),
+                    tls_ca=settings.redis.tls_ca,
+                    cluster=settings.redis.cluster,
+                )
+            )
+        fleet = Fleet(settings, models, context, news, environ)
         held.push_async_callback(fleet.close)
         for model in settings.models:
             await fleet.open_model(model, progress)
         await fleet.apply(settings)
-        sweeping = asyncio.create_task(fleet.keep_tidy())
-        held.callback(sweeping.cancel)
+        for chore in (fleet.keep_tidy(), fleet.keep_in_touch()):
+            held.callback(asyncio.create_task(chore).cancel)
         yield fleet
+
+
+def _heard(directory: Directory, replica: str, links: Sequence[bytes]) -> None:
+    directory.note_routed(replica, links, monotonic())
+
+
+def _core_shares(settings: Settings) -> Iterator[CoreShare]:
+    """One for each worker process of the settings, in the order in which they are opened."""
+    local = [model.replicas for model in settings.models if not model.remote]
+    workers = [own for own in local if own.kind == "process" for _ in range(own.count)]
+    return iter(share_cores([own.threads for own in workers]))
 
 
 class Fleet:
     """Every model that is served, with its replicas. Implements `FleetControl`."""
 
-    def __init__(self, settings: Settings, models: Models, context: LocalContext) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models,
+        context: LocalContext,
+        news: FleetNews,
+        environ: Mapping[str, str],
+    ) -> None:
         self.named_store: NamedCacheStore = context.redis.named
+        self._news = news
+        self._environ = environ
+        self._remote: dict[str, RemoteReplicas] = {}
         self._settings = settings
         self._models = models
         self._context = context
@@ -71,6 +130,9 @@ class Fleet:
 
     async def open_model(self, settings: ModelSettings, progress: ReportProgress) -> None:
         """Start the model's replicas and serve it."""
+        if settings.remote:
+            await self._open_remote(settings)
+            return
         router: Router[Replica] = self._router(settings)
         local = self._local[settings.name] = LocalReplicas(settings, router, self._context)
         await local.open(progress)
@@ -86,6 +148,8 @@ class Fleet:
             if settings.routing.policy != before.routing.policy:
                 policy = load_policy(settings.routing.policy)
                 self._models[model.name].router.use_policy(settings.routing.policy, policy)
+            if (remote := self._remote.get(model.name)) is not None:
+                await remote.become(model.remote, settings.server.drain_s)
             if (local := self._local.get(model.name)) is not None:
                 await local.set_tenants(settings.tenants)
                 await local.scale(model.replicas.count, settings.server.drain_s)
@@ -99,13 +163,19 @@ class Fleet:
 
     async def add_remote(self, model: str, remote: RemoteSettings) -> str:
         """See `FleetControl.add_remote`."""
-        raise ValueError("model is none that remote servers run")
+        remotes = self._remote.get(model)
+        if remotes is None:
+            raise ValueError("model is none that remote servers run")
+        try:
+            return await remotes.add(remote)
+        except ConfigError as refusal:
+            raise ValueError("; ".join(refusal.messages)) from None
 
     async def retire(self, replica: str, timeout_s: float) -> None:
         """See `FleetControl.retire`."""
-        for local in self._local.values():
-            if local.group.router.find(replica) is not None:
-                await local.group.retire(replica, timeout_s)
+        for model in self._all():
+            if model.group.router.find(replica) is not None:
+                await model.group.retire(replica, timeout_s)
                 return
         raise ValueError("there is no such replica")
 
@@ -115,14 +185,62 @@ class Fleet:
             await asyncio.sleep(_SWEEP_S)
             self._context.directory.sweep(_SWEEP_BLOCKS)
 
+    async def keep_in_touch(self) -> None:
+        """Tell the other gateways what this one has put on servers that all use, and hear of
+        theirs."""
+        while self._remote:
+            loads: dict[str, OwnLoad] = {}
+            for remote in self._remote.values():
+                for member in remote.group.router.members:
+                    own = member.load.own()
+                    loads[member.name] = OwnLoad(
+                        own.pending_tokens, own.waiting, own.running, own.context_tokens
+                    )
+                remote.note_foreign(self._news)
+            self._news.loads(loads)
+            await asyncio.sleep(_TOUCH_S)
+
     async def close(self) -> None:
         """End every replica."""
         self._models.clear()
-        await asyncio.gather(*(local.close() for local in self._local.values()))
+        await asyncio.gather(*(model.close() for model in self._all()))
 
-    def _router(self, settings: ModelSettings) -> Router[Replica]:
+    def _all(self) -> list[LocalReplicas | RemoteReplicas]:
+        return [*self._local.values(), *self._remote.values()]
+
+    async def _open_remote(self, settings: ModelSettings) -> None:
+        router: Router[RemoteReplica] = self._router(settings)
+        remotes = self._remote[settings.name] = RemoteReplicas(
+            settings.name, router, self._context.directory, self._environ
+        )
+        tokenizer, template = None, None
+        if settings.tokenizer is not None:
+            path = settings.tokenizer
+            text = await asyncio.to_thread(
+                load_text_side,
+                bundled_model_path() if path == "bundled" else Path(path),
+                name=settings.name,
+            )
+            tokenizer = text.tokenizer
+            if text.chat_template is not None:
+                template = ChatTemplate(text.chat_template, tokenizer)
+        await remotes.open(settings.remote)
+        known = "max_context" in settings.model_fields_set
+        self._models.add(
+            make_remote_model(
+                settings.name,
+                router,
+                self._context.secret,
+                int(time.time()),
+                tokenizer=tokenizer,
+                chat_template=template,
+                max_context=settings.max_context if known else None,
+            )
+        )
+
+    def _router(self, settings: ModelSettings) -> Router[ReplicaT]:
         name = self._settings.routing.policy
-        router: Router[Replica] = Router(
+        router: Router[ReplicaT] = Router(
             settings.name, self._context.directory, load_policy(name), name, Random(), self
         )
         self._context.metrics.dispatch.watch(settings.name, lambda: router.members)
@@ -136,5 +254,6 @@ class Fleet:
         """See `RouterObserver.began`."""
         self._context.metrics.dispatch.began(receipt)
 
-    def routed(self, model: str, replica: str, links: Sequence[bytes]) -> None:
+    def routed(self, _model: str, replica: str, links: Sequence[bytes]) -> None:
         """See `RouterObserver.routed`."""
+        self._news.routed(replica, links)

@@ -136,7 +136,7 @@ class Journey:
         """
         endpoint = CHAT if "messages" in values else COMPLETIONS
         if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
-            return [await explain_relay(endpoint, values, remote, tenant, self._secret)]
+            return [await explain_relay(endpoint, values, remote, tenant)]
         request = Request(call, endpoint.name, snapshot, tenant)
         task = endpoint.read(values)
         model = self._models.choose_served(task.generation.model, tenant)

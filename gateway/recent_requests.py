@@ -35,9 +35,9 @@ class ChoiceUse:
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """A request that reached a replica. `ended` is a Unix time in seconds; `replica` where it ended,
-    several names if its choices ended apart; `receipts` are those of a request that a remote server
-    answered, which has no choices here."""
+    """A request that reached a replica. `ended` is a Unix time in seconds; `replica` where it was
+    last, several names if its choices were apart; `receipts` are those of a request that a remote
+    server answered, which has no choices here."""
 
     request_id: str
     ended: float

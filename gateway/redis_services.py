@@ -30,10 +30,14 @@ _CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RedisServices:
-    """`kv` is where KV blocks go (None: nowhere); `named` keeps the tenants' named prefixes."""
+    """`kv` is where KV blocks go (None: nowhere), `kv_options` how another process gets there.
+    `named` keeps the tenants' named prefixes. `url` is where everything but KV is kept, None if
+    nowhere."""
 
     kv: RedisStore | None
+    kv_options: RedisOptions | None
     named: NamedCacheStore
+    url: str | None
 
 
 @asynccontextmanager
@@ -53,7 +57,8 @@ async def open_redis(
             embedded if wanted == EMBEDDED else None if wanted == OFF else wanted
             for wanted in (settings.url, settings.for_kv)
         )
-        kv = await _connect(settings, kv_url, secret, held) if kv_url is not None else None
+        options = None if kv_url is None else _kv_options(settings, kv_url, secret)
+        kv = None if options is None else await _connect(options, held)
         named: NamedCacheStore = MemoryStore()
         if url is not None:
             timeout_s = settings.timeout_ms / 1e3
@@ -67,7 +72,7 @@ async def open_redis(
             named = RedisNamedCacheStore(
                 client, secret, timeout_s=timeout_s, on_failure=metrics.named_cache_store_failed
             )
-        yield RedisServices(kv, named)
+        yield RedisServices(kv, options, named, url)
 
 
 async def _start_embedded(
@@ -80,21 +85,21 @@ async def _start_embedded(
     return url
 
 
-async def _connect(
-    settings: RedisSettings, url: str, secret: bytes, held: AsyncExitStack
-) -> RedisStore:
-    store = RedisStore(
-        RedisOptions(
-            url=url,
-            secret=secret,
-            cluster=settings.cluster and url.startswith(("redis:", "rediss:")),
-            timeout_s=settings.timeout_ms / 1e3,
-            max_connections=settings.max_connections,
-            ttl_s=settings.ttl,
-            encrypt=settings.encrypt,
-            tls_ca=None if settings.tls_ca is None else str(settings.tls_ca),
-        )
+def _kv_options(settings: RedisSettings, url: str, secret: bytes) -> RedisOptions:
+    return RedisOptions(
+        url=url,
+        secret=secret,
+        cluster=settings.cluster and url.startswith(("redis:", "rediss:")),
+        timeout_s=settings.timeout_ms / 1e3,
+        max_connections=settings.max_connections,
+        ttl_s=settings.ttl,
+        encrypt=settings.encrypt,
+        tls_ca=None if settings.tls_ca is None else str(settings.tls_ca),
     )
+
+
+async def _connect(options: RedisOptions, held: AsyncExitStack) -> RedisStore:
+    store = RedisStore(options)
     store.start()
     held.push_async_callback(asyncio.to_thread, store.close, _CLOSE_S)
     agrees = await asyncio.to_thread(store.check_secret, _CLOSE_S)

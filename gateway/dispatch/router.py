@@ -39,8 +39,7 @@ class RouterObserver(Protocol):
         ...
 
     def routed(self, model: str, replica: str, links: Sequence[bytes]) -> None:
-        """A replica that tells no events was sent a prompt with these links, or with these behind
-        others that are known to have been sent there before."""
+        """A replica that tells no events was sent a prompt with these links, some of them new."""
         ...
 
 
@@ -221,7 +220,7 @@ class Router(Generic[ReplicaT_co]):
             return
         news = self.directory.note_routed(member.name, links, monotonic())
         if member.name in self._tells_no_events and news < len(links):
-            self.observer.routed(self.model, member.name, links[news:])
+            self.observer.routed(self.model, member.name, links)
 
 
 class Placement(Generic[ReplicaT_co]):

@@ -44,8 +44,8 @@ class Peers:
 
     def foreign(self, replica: str, now_s: float) -> OwnLoad:
         """What they have under way on a replica. A lookup, unless there was news since the last."""
-        self._drop_silent(now_s)
-        if self._stale:
+        if self._stale or now_s >= self._next_look_s:
+            self._drop_silent(now_s)
             self._sums = self._summed()
             self._stale = False
         return self._sums.get(replica, NO_LOAD)

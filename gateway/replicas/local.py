@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -16,9 +17,10 @@ from cache.directory import Directory
 from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
 from engine.chat_template import ChatTemplate
+from engine.loading import TextSide, bundled_model_path, load_text_side
 from engine.report import StepReport
 from engine.tokenizer import Tokenizer
-from gateway.dispatch.member import Member
+from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.router import Router
 from gateway.load_progress import ReportProgress, no_progress
 from gateway.metrics import Metrics
@@ -28,6 +30,10 @@ from gateway.replica_group import ReplicaGroup
 from gateway.replicas.engine_facts import EngineFacts
 from gateway.replicas.engine_opening import load_engine
 from gateway.replicas.in_process import InProcessReplica
+from gateway.replicas.worker.messages import CoreShare
+from gateway.replicas.worker.replica import WorkerReplica
+from gateway.replicas.worker.supervisor import Patience
+from gateway.replicas.worker.work_order import WorkOrder
 from gateway.served_model import ServedModel
 from gateway.settings import ModelSettings, TenantSettings
 
@@ -36,12 +42,19 @@ _log = structlog.get_logger("forebay.fleet")
 
 @dataclass(frozen=True, slots=True)
 class LocalContext:
-    """What all of a gateway's engines share."""
+    """What all of a gateway's engines share. Worker processes see `worker_environ`, and each takes
+    its part of the machine from `core_shares`."""
 
     secret: bytes
     redis: RedisServices
     directory: Directory
     metrics: Metrics
+    worker_environ: Mapping[str, str] = field(repr=False)
+    core_shares: Iterator[CoreShare] = field(repr=False)
+
+    def core_share(self, settings: ModelSettings) -> CoreShare:
+        """The next worker's part; one more than was planned for shares the cores of all."""
+        return next(self.core_shares, CoreShare((), settings.replicas.threads or 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,10 @@ class LocalReplicas:
 
     async def _open(self, name: str, progress: ReportProgress, held: AsyncExitStack) -> Opened:
         started_s = monotonic()
-        opened = await self._open_in_process(name, progress, held)
+        if self._settings.replicas.kind == "process":
+            opened = await self._open_worker(name, progress, held)
+        else:
+            opened = await self._open_in_process(name, progress, held)
         facts = self._facts[name] = opened.facts
         held.callback(self._facts.pop, name)
         _log.info(
@@ -137,7 +153,8 @@ class LocalReplicas:
     ) -> Opened:
         loaded = await asyncio.to_thread(load_engine, self._settings, progress)
         held.callback(loaded.executor.close)
-        self._join(name, loaded.facts, held)
+        self._join(name, loaded.facts)
+        held.callback(self._context.directory.leave, name)
         replica = InProcessReplica(
             name,
             lambda sink: loaded.open(sink, self._redis),
@@ -151,12 +168,59 @@ class LocalReplicas:
         template = loaded.model.chat_template
         return Opened(replica, loaded.facts, loaded.model.tokenizer, template)
 
-    def _join(self, name: str, facts: EngineFacts, held: AsyncExitStack) -> None:
+    async def _open_worker(
+        self, name: str, progress: ReportProgress, held: AsyncExitStack
+    ) -> Opened:
+        settings, context = self._settings, self._context
+        text = await asyncio.to_thread(self._text_side)
+        index = self._numbers - 1
+        order = WorkOrder(
+            model=settings,
+            cores=context.core_share(settings),
+            environ=context.worker_environ,
+            redis=context.redis.kv_options if settings.cache.redis else None,
+            index=index,
+            count=max(index + 1, settings.replicas.count),
+        )
+        replica = WorkerReplica(
+            name,
+            order,
+            max_open=self._max_sequences,
+            on_ready=self._begin_life,
+            observe=self._observe,
+            on_health=self._note_health,
+            patience=Patience(hang_s=settings.replicas.hang_s),
+        )
+        held.push_async_callback(replica.close)
+        held.callback(context.directory.leave, name)
+        facts = await replica.start(progress)
+        self._watch(replica, held)
+        return Opened(replica, facts, text.tokenizer, text.chat_template)
+
+    def _begin_life(self, name: str, facts: EngineFacts) -> None:
+        """A worker serves, for the first time or again; it holds nothing that it has not told."""
+        self._context.directory.leave(name)
+        self._join(name, facts)
+
+    def _note_health(self, name: str, health: Health) -> None:
+        if health.condition in (Condition.DOWN, Condition.STARTING):
+            # at once: what a dead worker had cached must draw nobody to its next life
+            self._context.directory.leave(name)
+        self.group.router.changed()
+
+    def _text_side(self) -> TextSide:
+        path = self._settings.path
+        assert path is not None
+        return load_text_side(
+            bundled_model_path() if path == "bundled" else Path(path), name=self._settings.name
+        )
+
+    def _join(self, name: str, facts: EngineFacts) -> None:
         """Before the replica can tell what it holds."""
         shares_redis = None if self._redis is None else facts.cache_identity.hex()
-        directory = self._context.directory
-        directory.join(name, block_tokens=facts.block_tokens, shares_redis=shares_redis)
-        held.callback(directory.leave, name)
+        self._context.directory.join(
+            name, block_tokens=facts.block_tokens, shares_redis=shares_redis
+        )
 
     def _watch(self, replica: Replica, held: AsyncExitStack) -> None:
         metrics, model = self._context.metrics, self._settings.name

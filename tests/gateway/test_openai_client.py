@@ -47,7 +47,7 @@ async def test_models_are_listed():
 
 
 async def test_refusals_are_the_clients_own_exceptions():
-    stage = Stage(ScriptedReplica(dies_after=3), max_context=32)
+    stage = Stage(ScriptedReplica(dies_after=3), max_context=32, routing={"moves": 0})
     create = {"model": "m", "messages": HI}
     async with client_of(stage, "wrong-key-0123456789") as client:
         with pytest.raises(openai.AuthenticationError):

@@ -132,6 +132,20 @@ async def test_loads_that_change_all_the_time_are_told_at_a_bounded_rate(valkey:
         assert 2 <= told <= took_s / 0.05 + took_s / 0.5 + 2
 
 
+async def test_leaving_at_any_moment_leaves_nothing_behind(valkey: Valkey) -> None:
+    for turns in range(0, 40, 2):
+        async with open_news(valkey.url, SECRET, on_routed=Ear()) as news:
+            if turns % 4:
+                assert await news.caught_up(5)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+    assert {task.get_name() for task in asyncio.all_tasks()}.isdisjoint(
+        {"news", "news-hear", "news-tell"}
+    )
+    with valkey.client() as client:
+        await eventually(lambda: len(client.client_list()) == 1)  # the one that asks
+
+
 async def test_a_cold_gateway_reads_what_was_told_before_it_came(valkey: Valkey) -> None:
     prompts = [long_prefix(seed % 60, 60 + seed) for seed in range(100)]
     async with gateway(valkey) as first:

@@ -198,9 +198,9 @@ class Call:
         """The client closes its connection."""
         self._left.set()
 
-    async def arrival(self, count: int) -> None:
-        """Wait until so many pieces of the answer's body have come."""
-        while len(self.answer.arrivals) < count and not self.answer.closed:
+    async def until(self, text: str) -> None:
+        """Wait until this has come, or the answer is over."""
+        while text not in self.answer.text and not self.answer.closed:
             self._arrived.clear()
             async with asyncio.timeout(3):
                 await self._arrived.wait()

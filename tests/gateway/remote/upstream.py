@@ -193,6 +193,16 @@ def whole(text: str = "Hello", **more: object) -> dict[str, Any]:
     }
 
 
+def in_turn(*scripts: Script) -> Script:
+    """The first request gets the first, wherever it goes, and so on; later ones get the last."""
+    left = list(scripts)
+
+    async def script(received: Received) -> None:
+        await (left.pop(0) if len(left) > 1 else left[0])(received)
+
+    return script
+
+
 def answers(status: int, body: object, **headers: str) -> Script:
     async def script(received: Received) -> None:
         await received.answer(status, body, **headers)

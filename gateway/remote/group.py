@@ -1,0 +1,135 @@
+"""A model's servers elsewhere: used, added, replaced and left as the configuration says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from time import monotonic
+
+import structlog
+
+from cache.directory import Directory
+from gateway.credentials import remote_key
+from gateway.dispatch.member import Member
+from gateway.dispatch.router import Router
+from gateway.news.fleet_news import FleetNews
+from gateway.remote.replica import RemoteReplica, open_remote_replica
+from gateway.replica_group import ReplicaGroup
+from gateway.settings_fleet import RemoteSettings
+from policies.routing import Standing
+
+_log = structlog.get_logger("forebay.fleet")
+
+_BLOCK_TOKENS = 16
+_BLOCKS_FOLLOWED = 65_536
+"""Of a server that tells nothing: a million tokens, as a GPU holds of a middling model. Fewer that
+are really there show in what it says was cached, and the entries shrink."""
+_FIRST_PROBE_S = 3.0
+
+
+class RemoteReplicas:
+    """Opens and closes the replicas of one remote model. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        model: str,
+        router: Router[RemoteReplica],
+        directory: Directory,
+        environ: Mapping[str, str],
+    ) -> None:
+        self.group: ReplicaGroup[RemoteReplica] = ReplicaGroup(router)
+        self._model = model
+        self._directory = directory
+        self._environ = environ
+        self._settings: dict[str, RemoteSettings] = {}
+        self._reported: dict[str, Standing] = {}
+
+    async def open(self, remotes: Sequence[RemoteSettings]) -> None:
+        """Use these servers. One that does not answer is used once it does. Raises ConfigError
+        where a server's key is not set."""
+        for remote in remotes:
+            await self.add(remote)
+        # so that the first request does not find all of them unprobed
+        probed = [member.replica.probed() for member in self.group.router.members]
+        await asyncio.wait([asyncio.ensure_future(each) for each in probed], timeout=_FIRST_PROBE_S)
+
+    async def add(self, remote: RemoteSettings) -> str:
+        """One more server; returns its replica's name. Raises as `open`, and ValueError for one
+        that is used already."""
+        remote_key(remote, self._environ)
+        async with AsyncExitStack() as held:
+            name: list[str] = []
+            replica = await open_remote_replica(
+                self._model,
+                remote,
+                self._environ,
+                on_change=self.group.router.changed,
+                on_load=lambda load: self._reported.__setitem__(name[0], load),
+                on_restart=lambda: self._forget(name[0]),
+            )
+            held.push_async_callback(replica.close)
+            name.append(replica.name)
+            if self.group.router.find(replica.name) is not None:
+                raise ValueError("this server is used already")
+            self._join(replica.name)
+            held.callback(self._directory.leave, replica.name)
+            held.callback(self._settings.pop, replica.name, None)
+            held.callback(self._reported.pop, replica.name, None)
+            self._settings[replica.name] = remote
+            member = Member(
+                replica,
+                "remote",
+                max_running=remote.max_running,
+                capacity=None,
+                block_tokens=_BLOCK_TOKENS,
+                clock=monotonic,
+            )
+            self.group.hold(member, held.pop_all(), tells_events=False)
+        _log.info("remote replica", replica=replica.name, model=self._model, engine=remote.engine)
+        return replica.name
+
+    async def become(self, remotes: Sequence[RemoteSettings], drain_s: float) -> None:
+        """Use exactly these servers: new ones are added before old ones are drained."""
+        wanted = list(remotes)
+        left = [name for name, settings in self._settings.items() if settings not in wanted]
+        new = [remote for remote in wanted if remote not in self._settings.values()]
+        same_name = {f"{self._model}/{_host(remote)}" for remote in new} & set(left)
+        for name in same_name:
+            await self.group.retire(name, drain_s)
+        for remote in new:
+            await self.add(remote)
+        for name in left:
+            await self.group.retire(name, drain_s)
+
+    def note_foreign(self, news: FleetNews) -> None:
+        """Take in what others have put on the servers: as the other gateways say, or as the servers
+        say themselves, whichever is more."""
+        now_s = monotonic()
+        for member in self.group.router.members:
+            said = news.foreign(member.name, now_s)
+            seen = self._reported.get(member.name, Standing())
+            member.load.set_foreign(
+                Standing(
+                    pending_tokens=max(said.pending_tokens, seen.pending_tokens),
+                    waiting=max(said.waiting, seen.waiting),
+                    running=max(said.running, seen.running),
+                    context_tokens=max(said.context_tokens, seen.context_tokens),
+                )
+            )
+
+    async def close(self) -> None:
+        """Leave all of them."""
+        await self.group.close()
+
+    def _join(self, name: str) -> None:
+        self._directory.join(name, block_tokens=_BLOCK_TOKENS, approximate_blocks=_BLOCKS_FOLLOWED)
+
+    def _forget(self, name: str) -> None:
+        """The server has been restarted: what it had cached is gone."""
+        self._directory.leave(name)
+        self._join(name)
+
+
+def _host(remote: RemoteSettings) -> str:
+    return remote.url.partition("://")[2].partition("/")[0]
