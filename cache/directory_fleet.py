@@ -47,6 +47,7 @@ class Fleet:
         self._marked = 0  # all of these bits
         self._replicas = 0
         self._counts = 0  # bits of everything that is not in Redis
+        # worked out before; bits that have not counted since some of them ceased to are in none
         self._tiers_of: dict[int, tuple[int, int, int]] = {}
         self._names_of: dict[int, tuple[str, ...]] = {}
 
@@ -56,8 +57,7 @@ class Fleet:
         self._replicas |= slot.near
         self._counts |= slot.near | slot.far
         group.members |= slot.near
-        self._tiers_of.clear()
-        self._names_of.clear()
+        self._tiers_of.clear()  # of what is in Redis
 
     def remove(self, slot: Slot, group: RedisGroup) -> None:
         """The replica of this slot holds nothing in it any more. Its marks have been closed."""
@@ -82,7 +82,6 @@ class Fleet:
         self._owners[slot.near] = replica.near
         self._marked |= slot.near
         self._counts |= slot.near
-        self._tiers_of.clear()
 
     def close_marks(self, slot: Slot) -> None:
         """It counts no more."""

@@ -1,9 +1,9 @@
 """What a vLLM publishes of its cache, as it stands on the wire.
 
-One message is a msgpack `KVEventBatch` (vllm/distributed/kv_events.py): time, events, rank. Up to
-0.25 or so batches and events are arrays, events with their kind first; since then they are maps
-with the kind under "type". Later versions append fields; hashes are integers or bytes. Both forms
-are read, fields that are not known are passed over, and what cannot be read is counted.
+One message is a msgpack `KVEventBatch` (vllm/distributed/kv_events.py): time, events, rank. Batches
+and events are arrays, events with their kind first, or, in later versions, maps, events with their
+kind under "type". Versions append fields; hashes are integers or bytes. Both forms are read, fields
+that are not known are passed over, and what cannot be read is counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from cache.prompt_links import token_bytes_of
 
 TheirHash: TypeAlias = int | bytes
-_MAP_HEADS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
+_MAP_HEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """First bytes of a msgpack map."""
 
 
@@ -190,7 +190,9 @@ def decode_batch(payload: bytes) -> VllmBatch:
 
 
 def _decode_event(raw: msgspec.Raw) -> VllmEvent:
-    event = _event_map.decode(raw) if _is_map(raw) else _event_array.decode(raw)
+    event: _Stored | _Removed | _Cleared = (
+        _event_map.decode(raw) if _is_map(raw) else _event_array.decode(raw)
+    )
     return event.event()
 
 

@@ -41,12 +41,13 @@ _TURN_ENDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TextSide:
-    """What turns text into ids and back for one model.
+    """What turns text into ids and back for one model, the one that is served as `name`.
 
     `chat_template` is the jinja2 source, checked to compile, None if the model has none.
     `eos_token_ids` end a sequence. `generation_defaults` are the checkpoint's own sampling values.
     """
 
+    name: str
     tokenizer: Tokenizer
     chat_template: str | None
     eos_token_ids: frozenset[int]
@@ -78,34 +79,35 @@ def load_model(
     """
     if path.is_dir():
         return _load_directory(path, name, dtype, progress)
+    _check_is_file(path)
+    return _load_gguf(path, name, dtype, progress)
+
+
+def load_text_side(path: Path, *, name: str) -> TextSide:
+    """Read what `path` says about text, and no weights: the same as `load_model` gives, down to
+    the tokenizer's identity, but for any architecture.
+
+    `path` is a GGUF file, a directory with `tokenizer.json`, or such a file alone; what lies beside
+    a file of that very name (template, named tokens, config) belongs to it. Raises ModelLoadError
+    (one line, naming the file) for anything missing or malformed.
+    """
+    if path.is_dir():
+        return _hf_text_side(HfText(path), name)
+    _check_is_file(path)
+    if path.name == TOKENIZER:
+        return _hf_text_side(HfText(path.parent), name)
+    if path.suffix == ".json":
+        tokenizer = Tokenizer(read_json(path), path=path, named_tokens={})
+        return TextSide(name, tokenizer, chat_template=None, eos_token_ids=frozenset())
+    with GgufFile(path) as file:
+        return _gguf_text_side(file, name)
+
+
+def _check_is_file(path: Path) -> None:
     if not path.exists():
         raise ModelLoadError(f"{path}: no such file or directory")
     if path.suffix == ".safetensors":
         raise ModelLoadError(f"{path}: give the directory that holds it and config.json")
-    return _load_gguf(path, name, dtype, progress)
-
-
-def load_text_side(path: Path) -> TextSide:
-    """Read what `path` says about text, and no weights: the same as `load_model` gives, down to
-    the tokenizer's identity, for any architecture.
-
-    `path` is a `.gguf` file, a directory with `tokenizer.json`, or such a file alone; what lies
-    beside a file of that very name (template, named tokens, config) belongs to it. Raises
-    ModelLoadError (one line, naming the file) for anything missing or malformed.
-    """
-    if path.is_dir():
-        return _hf_text_side(HfText(path))
-    if not path.exists():
-        raise ModelLoadError(f"{path}: no such file or directory")
-    if path.name == TOKENIZER:
-        return _hf_text_side(HfText(path.parent))
-    if path.suffix == ".json":
-        tokenizer = Tokenizer(read_json(path), path=path, named_tokens={})
-        return TextSide(tokenizer, None, frozenset())
-    if path.suffix != ".gguf":
-        raise ModelLoadError(f"{path}: neither a GGUF file nor a {TOKENIZER}")
-    with GgufFile(path) as file:
-        return _gguf_text_side(file)
 
 
 def _load_gguf(path: Path, name: str, dtype: torch.dtype, progress: Progress | None) -> Model:
@@ -113,7 +115,7 @@ def _load_gguf(path: Path, name: str, dtype: torch.dtype, progress: Progress | N
         architecture = gguf_architecture(file)
         stored = gguf_weights(file, architecture)
         with Fingerprint([path]) as fingerprint:
-            text = _gguf_text_side(file)
+            text = _gguf_text_side(file, name)
             weights = read_weights(stored, dtype, progress)
             return Model(
                 name=name,
@@ -130,7 +132,7 @@ def _load_directory(path: Path, name: str, dtype: torch.dtype, progress: Progres
     checkpoint = HfCheckpoint(path)
     with ExitStack() as shards, Fingerprint(checkpoint.identity_files()) as fingerprint:
         stored = checkpoint.stored_weights(shards)
-        text = _hf_text_side(checkpoint.text)
+        text = _hf_text_side(checkpoint.text, name)
         weights = read_weights(stored, dtype, progress)
         return Model(
             name=name,
@@ -144,17 +146,17 @@ def _load_directory(path: Path, name: str, dtype: torch.dtype, progress: Progres
         )
 
 
-def _hf_text_side(text: HfText) -> TextSide:
-    """The text side of a Hugging Face directory. Raises as `load_text_side`."""
+def _hf_text_side(text: HfText, name: str) -> TextSide:
     tokenizer = text.tokenizer(text.embedding_rows())
     template = text.chat_template()
     if template is not None:
         check_template(template, text.directory)
-    return TextSide(tokenizer, template, text.eos_token_ids(tokenizer), text.generation_defaults())
+    return TextSide(
+        name, tokenizer, template, text.eos_token_ids(tokenizer), text.generation_defaults()
+    )
 
 
-def _gguf_text_side(file: GgufFile) -> TextSide:
-    """The text side of a GGUF file. Raises as `load_text_side`."""
+def _gguf_text_side(file: GgufFile, name: str) -> TextSide:
     fields = Fields(file.path, file.metadata, "tokenizer.ggml.")
     embeddings = file.tensors.get(_EMBEDDINGS)
     tokenizer = Tokenizer(
@@ -164,7 +166,7 @@ def _gguf_text_side(file: GgufFile) -> TextSide:
         add_bos=fields.flag("add_bos_token", gguf_expects_bos(file)),
         rows=None if embeddings is None else embeddings.shape[0],
     )
-    return TextSide(tokenizer, _gguf_template(file), _gguf_eos(fields, tokenizer))
+    return TextSide(name, tokenizer, _gguf_template(file), _gguf_eos(fields, tokenizer))
 
 
 def _gguf_template(file: GgufFile) -> str | None:

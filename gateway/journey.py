@@ -79,11 +79,12 @@ class Journey:
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with AsyncExitStack() as scope:
                 await scope.enter_async_context(ends_with_client(call))
+                owner = request.read_peer(body, self._secret)
                 values = parse_object(body)
                 if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
                     request.model = remote
                     self.admit(tenant, scope)
-                    await relay(request, endpoint, values, remote, self._secret, self._times)
+                    await relay(request, endpoint, values, remote, owner, self._secret, self._times)
                     return
                 task = request.task = endpoint.read(values)
                 self._unknown_fields.note(task.generation.unknown)
@@ -124,7 +125,7 @@ class Journey:
         Raises a 400 ApiError for what the model cannot take, a 503 where the replica is full or
         gone.
         """
-        choices = await self._plan(request, task, tenant, model)
+        choices = await self._plan(request, task, request.cache_owner or tenant, model)
         await self._submit(request, choices, model, scope)
 
     async def explain(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from cache.block import Tier
@@ -12,9 +13,10 @@ from gateway.dispatch.receipt import Receipt
 from gateway.endpoints import Task
 from gateway.http_call import HttpCall
 from gateway.models import AnyModel
+from gateway.peer import peer_tenant
 from gateway.prompts import Prompt
 from gateway.reload import Snapshot
-from gateway.tenants import Tenant
+from gateway.tenants import Tenant, TenantCache
 from gateway.wire.usage import Usage, sum_by_tier
 
 
@@ -43,6 +45,9 @@ class Request:
     endpoint: str
     snapshot: Snapshot
     tenant: Tenant | None = None
+    cache_owner: Tenant | None = None
+    """Whose KV it is, where that is not `tenant`: a peer's tenant, which the peer's key speaks
+    for."""
     task: Task | None = None
     model: AnyModel | None = None
     prompts: list[Prompt] = field(default_factory=list)
@@ -56,6 +61,17 @@ class Request:
         """Whose key the call carries; raises a 401 ApiError."""
         self.tenant = self.snapshot.key_ring.authenticate(self.call.header("authorization"))
         return self.tenant
+
+    def read_peer(self, body: bytes | bytearray, secret: bytes) -> Tenant:
+        """Whose KV the request may share: its tenant's, or that of whom a trusted peer speaks for.
+        Raises a 401 ApiError for a peer that is not trusted."""
+        assert self.tenant is not None
+        peer = peer_tenant(self.call, body, secret, time.time())
+        if peer is None:
+            return self.tenant
+        cache = TenantCache(scope=peer.cache_scope)
+        self.cache_owner = replace(self.tenant, id=peer.id, cache=cache)
+        return self.cache_owner
 
     def note_token(self) -> None:
         """An output with tokens has arrived."""

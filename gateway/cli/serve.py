@@ -14,6 +14,7 @@ import typer
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
 from gateway.lifecycle import Lifecycle
+from gateway.listening import HANDED_OVER
 from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
 from gateway.reload import ConfigSource, RuntimeConfig
@@ -71,6 +72,9 @@ def serve_command(
         raise CommandError("--worker-ports: needs --workers", exit_code=exit_codes.USAGE)
     from gateway.server import serve
 
+    if HANDED_OVER in os.environ:
+        # Others listen on the port as well, and a request of theirs is not to wait for this.
+        _import_fleet()
     return serve(source, open_fleet=_open_fleet, make_app=_make_app)
 
 
@@ -89,7 +93,8 @@ def _serve_with_workers(source: ConfigSource, count: int, first_port: int | None
 
 
 # torch takes seconds to import. Both imports below happen once the port is taken and answered, so
-# that a mistake in the configuration or a busy port is said at once.
+# that a mistake in the configuration or a busy port is said at once; but for one of several on a
+# port, whose parent has said so already.
 
 
 @asynccontextmanager

@@ -37,17 +37,16 @@ async def relay(
     endpoint: Endpoint,
     values: Mapping[str, object],
     model: RemoteModel,
+    tenant: Tenant,
     secret: bytes,
     times: StreamTimes,
 ) -> None:
-    """Answer an authenticated and admitted request whose body is `values`.
+    """Answer an authenticated and admitted request whose body is `values`; `tenant` is whose KV it
+    may share.
 
     Raises ApiError where the answer has not begun, or where it has broken off, which the client has
     been told. `request.relayed` is kept up to date, however it ends.
     """
-    tenant = request.tenant
-    if tenant is None:
-        raise RuntimeError("only authenticated requests are relayed")
     body = read_body(values, endpoint.name)
     cache = model.isolation.terms(tenant, body)
     prompt = await routed_prompt(body, model, cache.chain_root)

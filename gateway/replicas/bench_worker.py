@@ -37,6 +37,7 @@ from gateway.replicas.worker.work_order import WorkOrder
 from gateway.settings import ModelSettings
 
 _VOCABULARY = range(256, 48_000)
+"""Of the bundled model, without its control tokens; other models need at least as many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,8 @@ def test_what_was_missed_takes_a_snapshot_to_mend():
     assert directory.apply("a", told(1, 4, stored(PROMPT[:10]), snapshot=True))
     assert not directory.needs_snapshot("a")
     assert directory.apply("a", told(1, 4, stored(SHORT)))  # is in the snapshot
+    assert directory.apply("a", told(1, 3, stored(SHORT), snapshot=True))  # is late
+    assert held(directory, SHORT) == {}
     assert directory.apply("a", told(1, 5, removed(PROMPT[9:10])))
     assert held(directory, PROMPT) == {"a": 144, "b": 3200}
     assert directory.stats().gaps == 1
@@ -147,12 +149,17 @@ def test_redis_outlives_those_who_wrote_there():
     directory.apply("alone", told(1, 1, stored(PROMPT, Tier.REDIS)))
     directory.leave("a")
     assert directory.lookup({16: PROMPT}, 0.0) == {"alone": Cached(redis=3200)}
+    assert held(directory, PROMPT[:9]) == {"alone": 144}
     directory.leave("alone")
     directory.join("alone")
     directory.join("b", shares_redis="redis")
     directory.join("c", shares_redis="another redis")
     directory.join("larger", shares_redis="redis", block_tokens=32)
     assert directory.lookup({16: PROMPT, 32: PROMPT}, 0.0) == {"b": Cached(redis=3200)}
+    assert held(directory, PROMPT[:9]) == {"b": 144}
+    directory.join("late", shares_redis="redis")
+    assert held(directory, PROMPT[:9]) == {"b": 144, "late": 144}
+    directory.leave("late")
     assert directory.stats().redis == {"redis": 200}
     directory.apply("b", told(1, 1, removed(PROMPT[100:], Tier.REDIS)))
     assert held(directory, PROMPT) == {"b": 1600}
@@ -170,13 +177,38 @@ def test_what_was_sent_is_expected_there_until_it_is_told_of():
     assert held(directory, PROMPT, 14.0) == {"a": 1440}
 
 
-def test_what_is_told_to_be_gone_is_not_expected_any_more():
+def test_what_is_told_of_is_not_expected_any_more():
     directory = Directory()
     directory.join("a")
+    directory.apply("a", told(1, 1, stored(SHORT[10:])))
     directory.note_routed("a", SHORT, 0.0)
-    directory.apply("a", told(1, 1, stored(SHORT)))
-    directory.apply("a", told(1, 2, removed(SHORT[5:])))
-    assert held(directory, SHORT) == {"a": 80}
+    directory.apply("a", told(1, 2, stored(SHORT[:5])))
+    assert directory.stats().replicas["a"].routed == 15
+    directory.apply("a", told(1, 3, removed(SHORT[10:])))
+    assert directory.stats().replicas["a"].routed == 5
+    assert held(directory, SHORT) == {"a": 160}
+    assert not directory.apply("a", told(1, 9))
+    assert held(directory, SHORT[5:]) == {"a": 80}  # what was sent there is not doubted
+
+
+def test_places_change_hands():
+    directory = Directory()
+    names = ["a", "b", "c"]
+    for name in names:
+        directory.join(name, ttl_s=10.0)
+    for turn, name in enumerate(names * 2):
+        now_s = 100.0 * turn
+        directory.note_routed(name, SHORT, now_s)
+        assert held(directory, SHORT, now_s) == {name: 320}
+        assert held(directory, SHORT, now_s + 10.0) == {}
+        while directory.sweep():
+            pass
+    for name in names:
+        directory.apply(name, told(1, 1, stored(PROMPT)))
+        assert held(directory, PROMPT) == {name: 3200}
+        directory.leave(name)
+        while directory.sweep():
+            pass
 
 
 def test_what_is_sent_again_lives_longer():

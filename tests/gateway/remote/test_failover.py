@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gateway.dispatch.member import Condition
-from tests.gateway.remote.remote_stage import chat, staged
+from gateway.remote.replica import RemoteTimes
+from tests.gateway.remote.remote_stage import FAST, chat, staged
 from tests.gateway.remote.upstream import (
     Received,
     Script,
@@ -23,7 +24,7 @@ from tests.gateway.remote.upstream import (
     whole,
     words,
 )
-from tests.gateway.stage import chunks, eventually, events, joined
+from tests.gateway.stage import chunks, events, eventually, joined
 
 TEXT = "one two three four five six"
 MOMENTS = ["reset", "close", "stall", "garbage", "error event", "done early"]
@@ -117,7 +118,7 @@ async def test_a_stream_that_ends_before_content_is_asked_for_elsewhere(script):
 
 
 @pytest.mark.parametrize("how", MOMENTS)
-@pytest.mark.parametrize("after", [1, 4, 6])
+@pytest.mark.parametrize("after", [1, 6])
 async def test_in_the_middle_the_stream_goes_on_unseen(how, after):
     turns = in_turn(breaks_after(after, TEXT, how), streams(TEXT))
     async with staged(Upstream([turns]), Upstream([turns])) as stage:
@@ -293,8 +294,8 @@ async def test_a_full_server_sends_the_request_to_another():
 
 @pytest.mark.parametrize("status", [401, 403, 404, 302])
 async def test_a_server_that_does_not_know_us_is_our_mistake(status):
-    wrong = [Upstream([answers(status, {"error": {"message": "no"}})], models_status=401)]
-    async with staged(*wrong, Upstream([answers(status, {})], models_status=401)) as stage:
+    wrong = [Upstream([answers(status, {})], models_status=401) for _ in range(2)]
+    async with staged(*wrong, routing={"moves": 3, "recovery_s": 0.05}) as stage:
         for replica in stage.replicas:
             replica._set_health(type(replica.health())(Condition.SERVING))
         answer = await stage.post(chat())
@@ -355,9 +356,8 @@ async def test_leaving_closes_the_servers_connection_at_once():
         async with stage.call(chat(stream=True)) as call:
             await call.until("three")
         await eventually(lambda: gone == ["stream"])
-        for stream in (True, False):
-            async with stage.call(chat(stream=stream)):
-                await eventually(lambda: len(stage.upstreams[0].received) >= 2 + (not stream))
+        async with stage.call(chat(stream=True)), stage.call(chat()):
+            await eventually(lambda: len(stage.upstreams[0].received) == 3)
         await eventually(lambda: gone == ["stream", "silent", "silent"])
         [member] = stage.router.members
         assert member.load.sequences == 0
@@ -368,8 +368,6 @@ async def test_leaving_closes_the_servers_connection_at_once():
 
 async def test_a_server_that_hangs_is_found_out_by_its_probes():
     hung, well = Upstream([breaks_after(2, TEXT, "stall")]), Upstream([streams(TEXT)])
-    from tests.gateway.remote.remote_stage import FAST, RemoteTimes
-
     slow = RemoteTimes(first_s=30, between_s=30, probes=FAST.probes)
     async with staged(hung, well, times=slow) as stage:
         while not hung.received:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from gateway.sse import StreamTimes
 from tests.gateway.remote.remote_stage import COMPLETIONS, KEY, chat, staged
 from tests.gateway.remote.upstream import (
     Received,
@@ -195,16 +197,17 @@ async def test_nothing_of_the_client_but_its_body_goes_to_the_server():
 
 
 async def test_the_client_that_waits_hears_comments_and_then_the_answer():
-    from gateway.sse import StreamTimes
+    said_something = asyncio.Event()
 
     async def script(received: Received) -> None:
-        import asyncio
-
-        await asyncio.sleep(0.2)
+        await said_something.wait()
         await streams("late")(received)
 
     upstream = Upstream([script])
-    async with staged(upstream, stream_times=StreamTimes(heartbeat_s=0.04)) as stage:
-        answer = await stage.post(chat(stream=True))
-    assert answer.arrivals[0] == b": keep-alive\n\n"
-    assert joined(chunks(events(answer.text))) == "late"
+    times = StreamTimes(heartbeat_s=0.04)
+    async with staged(upstream, stream_times=times) as stage, stage.call(chat(stream=True)) as call:
+        await call.until(": keep-alive")
+        said_something.set()
+        await call.until("[DONE]")
+    assert call.answer.status == 200
+    assert joined(chunks(events(call.answer.text))) == "late"

@@ -1,0 +1,1 @@
+"""Servers elsewhere that tell what their caches hold."""
