@@ -71,7 +71,8 @@ class _Block:
 
 
 class VllmRehasher:
-    """Follows one vLLM. What it returns is to be applied in order.
+    """Follows one vLLM. What it returns is to be applied in order; the first batch of a life that
+    tells of blocks is a snapshot.
 
     `block_tokens` is the size of that vLLM's blocks, None as long as none has been entered in this
     life; links are those of blocks of this size. `untracked` counts blocks by reason, `tracked`
@@ -138,10 +139,20 @@ class VllmRehasher:
         self._in_dram = self._journal.of(Tier.DRAM)
         self.block_tokens = None
         self._group: object = None
+        self._begun = False
         self._held = OrderedDict()
         self._gone = OrderedDict()
 
     def _told(self) -> Iterator[BlockEvents]:
+        if not self._begun and self._held:
+            self._begun = True
+            held = self._held.values()
+            yield self._journal.snapshot(
+                {
+                    Tier.DEVICE: [block.link for block in held if block.device],
+                    Tier.DRAM: [block.link for block in held if block.dram],
+                }
+            )
         while (batch := self._journal.take()) is not None:
             yield batch
 

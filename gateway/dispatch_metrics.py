@@ -1,4 +1,4 @@
-"""What dispatch tells Prometheus: decisions, how right they were, moves, the replicas' state."""
+"""What dispatch tells Prometheus: decisions and how right they were, moves, warm-ups, replicas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from gateway.dispatch.member import Condition, Member, Routable
 from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.warmer import Outcome
 
 _ERROR_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _DECISION_S = (10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3)
@@ -59,6 +60,12 @@ class DispatchMetrics:
             ("model", "when"),
             registry=registry,
         )
+        self._warm_ups = Counter(
+            "forebay_prefix_warmups",
+            "Hot prefixes that were to be loaded onto one more replica.",
+            ("model", "outcome"),
+            registry=registry,
+        )
         self._members = _MembersCollector()
         registry.register(self._members)
 
@@ -82,6 +89,10 @@ class DispatchMetrics:
         if receipt.served_tokens is not None:
             self._promised.labels(receipt.model).inc(receipt.candidate.cached.tokens)
             self._served.labels(receipt.model).inc(receipt.served_tokens)
+
+    def warmed_up(self, model: str, outcome: Outcome) -> None:
+        """A warm-up is over."""
+        self._warm_ups.labels(model, outcome).inc()
 
 
 class _MembersCollector(Collector):

@@ -20,6 +20,7 @@ from gateway.credentials import worker_environ
 from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
+from gateway.dispatch.warmer import Warmer
 from gateway.load_progress import ReportProgress, no_progress
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -127,6 +128,7 @@ class Fleet:
         self._models = models
         self._context = context
         self._local: dict[str, LocalReplicas] = {}
+        self._warmers: list[Warmer] = []
 
     async def open_model(self, settings: ModelSettings, progress: ReportProgress) -> None:
         """Start the model's replicas and serve it."""
@@ -134,6 +136,14 @@ class Fleet:
             await self._open_remote(settings)
             return
         router: Router[Replica] = self._router(settings)
+        router.warmer = Warmer(
+            settings.name,
+            router.find,
+            self._context.directory,
+            self._context.metrics.dispatch.warmed_up,
+            Random(),
+        )
+        self._warmers.append(router.warmer)
         local = self._local[settings.name] = LocalReplicas(settings, router, self._context)
         await local.open(progress)
         assert local.model is not None
@@ -203,6 +213,7 @@ class Fleet:
     async def close(self) -> None:
         """End every replica."""
         self._models.clear()
+        await asyncio.gather(*(warmer.close() for warmer in self._warmers))
         await asyncio.gather(*(model.close() for model in self._all()))
 
     def _all(self) -> list[LocalReplicas | RemoteReplicas]:

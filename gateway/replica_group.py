@@ -65,7 +65,9 @@ class ReplicaGroup(Generic[ReplicaT_co]):
                 self.router.remove(name)
 
     async def close(self) -> None:
-        """End all of them, at once."""
+        """End all of them, at once. What still runs there has nowhere to go."""
+        for member in self.router.members:
+            member.draining = True
         results = await asyncio.gather(
             *(self._end(name) for name in list(self._held)), return_exceptions=True
         )

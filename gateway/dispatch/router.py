@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import index
 from random import Random
 from time import monotonic, perf_counter
 from typing import Generic, Protocol
 
+import structlog
+
 from cache.directory import Directory
+from gateway.dispatch.answers import AnswerLengths
 from gateway.dispatch.load import LoadShare
 from gateway.dispatch.member import Condition, Member, ReplicaT_co
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.warmer import Warmer
 from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
+from policies.routing_policies import PredictedTtft
+
+_log = structlog.get_logger("forebay.routing")
 
 _BREAKER_POLL_S = 0.25
+_FALLBACK = "predicted-ttft"
 
 
 class NoReplica(Exception):
@@ -46,7 +55,9 @@ class RouterObserver(Protocol):
 class Router(Generic[ReplicaT_co]):
     """One model's replicas. Belongs to the event loop.
 
-    The directory is shared by all models: links of different tokenizers and names differ.
+    The directory is shared by all models: links of different tokenizers and names differ. A policy
+    that fails, which may be anybody's, is stood in for by predicted-ttft and logged once.
+    `warmer` is told of what was sent where, if there is one.
     """
 
     def __init__(
@@ -61,6 +72,10 @@ class Router(Generic[ReplicaT_co]):
         self.model = model
         self.observer = observer
         self.directory = directory
+        self.warmer: Warmer | None = None
+        self._answers = AnswerLengths()
+        self._fallback = PredictedTtft()
+        self._policy_failed = False
         self._policy = policy
         self._policy_name = policy_name
         self._random = random
@@ -81,12 +96,14 @@ class Router(Generic[ReplicaT_co]):
     def use_policy(self, name: str, policy: RoutingPolicy) -> None:
         """Choose by another policy from the next request on."""
         self._policy_name, self._policy = name, policy
+        self._policy_failed = False
 
     def add(self, member: Member[ReplicaT_co], *, tells_events: bool) -> None:
         """One more replica; it has joined the directory already. Raises ValueError for a name that
         is taken."""
         if member.name in self._members:
             raise ValueError(f"replica {member.name} is there already")
+        member.load.learn_with(self._answers)
         self._members[member.name] = member
         if not tells_events:
             self._tells_no_events.add(member.name)
@@ -107,6 +124,8 @@ class Router(Generic[ReplicaT_co]):
         """A replica's condition has changed: whoever waits for one that serves looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
+        if self.warmer is not None:
+            self.warmer.targets_changed()
 
     @property
     def serves(self) -> bool:
@@ -167,12 +186,12 @@ class Router(Generic[ReplicaT_co]):
             )
             for member in open_members
         ]
-        chosen = self._policy.choose(request, candidates, self._random)
+        chosen, policy = self._choose(request, candidates)
         if candidates[chosen].standing.full:
             raise NoReplica("Every place in the replicas' queues is taken.", full=True)
         return Receipt(
             model=self.model,
-            policy=self._policy_name,
+            policy=policy,
             request=request,
             candidates=candidates,
             chosen=chosen,
@@ -203,7 +222,7 @@ class Router(Generic[ReplicaT_co]):
         member = self._members[receipt.candidate.name]
         uncached = max(1, request.prompt_tokens - receipt.candidate.cached.tokens)
         probing = not member.breaker.closed and member.breaker.start_probe(monotonic())
-        with member.load.share(uncached, request.prompt_tokens) as share:
+        with member.load.share(uncached, request.prompt_tokens, request.priority) as share:
             placement = Placement(self, member, receipt, prefix, share)
             self._note_routed(member, prefix)
             self.observer.decided(receipt)
@@ -213,6 +232,25 @@ class Router(Generic[ReplicaT_co]):
                 if probing and receipt.began_s is None and receipt.lost is None:
                     # the probe told nothing: its client left first
                     member.breaker.probe_failed(monotonic())
+
+    def _choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[int, str]:
+        """Which candidate, and by which policy."""
+        try:
+            chosen = index(self._policy.choose(request, candidates, self._random))
+            if not 0 <= chosen < len(candidates):
+                raise IndexError(f"it chose number {chosen} of {len(candidates)}")
+        except Exception as failure:  # noqa: BLE001 - a policy may be anybody's, and fail in any way
+            if not self._policy_failed:
+                self._policy_failed = True
+                _log.error(
+                    "routing policy failed",
+                    policy=self._policy_name,
+                    model=self.model,
+                    instead=_FALLBACK,
+                    exc_info=failure,
+                )
+            return self._fallback.choose(request, candidates, self._random), _FALLBACK
+        return chosen, self._policy_name
 
     def _note_routed(self, member: Member[ReplicaT_co], prefix: Prefix) -> None:
         links = prefix.of(member.block_tokens)
@@ -283,6 +321,10 @@ class Placement(Generic[ReplicaT_co]):
                 decided_s=receipt.decided_s,
                 now_s=monotonic(),
             )
+
+    def answered(self, tokens: int) -> None:
+        """So many tokens were generated there, in all; said before it ends, or never."""
+        self._share.answered(tokens)
 
     def lost(self, why: str) -> None:
         """The replica has lost it, or did not take it."""

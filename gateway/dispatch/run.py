@@ -121,11 +121,15 @@ class Run:
             )
             self._placement = placement
             self.receipts.append(placement.receipt)
+            before = len(self._generated)
+            stay.callback(lambda: placement.answered(len(self._generated) - before))
             try:
                 self._stream = await stay.enter_async_context(placement.replica.submit(request))
             except ReplicaUnavailable as refusal:
                 placement.receipt.lost = str(refusal)
                 raise
+            if (warmer := self._router.warmer) is not None:
+                warmer.sent(request, self._prefix, placement.receipt)
             self._stay = stay.pop_all()
 
     async def _move(self, lost: ReplicaUnavailable) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from time import monotonic
 
@@ -22,9 +22,13 @@ class ReplayTimes:
     all_s: float = 60.0
 
 
+USUAL_TIMES = ReplayTimes()
+"""A publisher may look for requests only between messages, every 0.1 seconds."""
+
+
 async def replay(
     context: zmq.asyncio.Context, endpoint: str, first: int, times: ReplayTimes
-) -> AsyncIterator[Numbered]:
+) -> AsyncGenerator[Numbered, None]:
     """The messages from number `first` on that are still kept, oldest first.
 
     Ends early, without an error, where the publisher does not answer (in time), or answers what

@@ -23,14 +23,17 @@ from cache.vllm_events import RootOfSalt, Untracked, VllmRehasher
 from cache.vllm_messages import NotABatch, decode_batch
 from gateway.kv_events.arrivals import Arrival, Arrivals
 from gateway.kv_events.frames import Numbered, published
-from gateway.kv_events.replay import ReplayTimes, replay
+from gateway.kv_events.replay import USUAL_TIMES, ReplayTimes, replay
 from gateway.kv_events.sockets import is_made, open_socket, watch_connection
 
 _log = structlog.get_logger("forebay.kv_events")
 
-Deliver: TypeAlias = Callable[[BlockEvents, int], None]
-"""Called on the event loop with what has changed, and how many tokens the vLLM's blocks have.
-When that is another number than before, nothing that was told before holds."""
+_MOST_ROUNDS = 8
+
+Deliver: TypeAlias = Callable[[BlockEvents, int], bool]
+"""Called on the event loop with what has changed, and how many tokens the vLLM's blocks have; when
+that number changes, what was told before is void, and the next batch a snapshot. Returns whether
+that could be applied; if not, because something was missed, an empty snapshot follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class VllmFollower:
         replay_endpoint: str | None,
         root_of_salt: RootOfSalt,
         deliver: Deliver,
-        times: ReplayTimes = ReplayTimes(),
+        times: ReplayTimes = USUAL_TIMES,
     ) -> None:
         """`replica` is its name in the log. `context` outlives the scope, and may be shared."""
         self._replica = replica
@@ -163,14 +166,26 @@ class VllmFollower:
         """Ask for what comes after the last message, or for all that is kept."""
         if self._replay_endpoint is None:
             return
+        for _ in range(_MOST_ROUNDS):
+            if await self._replay_until_hole(self._replay_endpoint):
+                return
+
+    async def _replay_until_hole(self, endpoint: str) -> bool:
+        """Whether all came that is kept. If not, some answers were lost on the way."""
         taken = self._arrivals.taken
-        first = 0 if taken is None else taken + 1
-        answers = replay(self._context, self._replay_endpoint, first, self._times)
+        answers = replay(self._context, endpoint, 0 if taken is None else taken + 1, self._times)
+        begun = False
         async with aclosing(answers):
             async for message in answers:
-                if self._arrivals.of(message.number) is not Arrival.KNOWN:
-                    self._replayed += 1
-                    await self._take(message)
+                arrival = self._arrivals.of(message.number)
+                if arrival is Arrival.KNOWN:
+                    continue
+                if arrival is Arrival.LATER and begun:
+                    return False
+                begun = True
+                self._replayed += 1
+                await self._take(message)
+        return True
 
     async def _take(self, message: Numbered) -> None:
         if self._arrivals.of(message.number) is Arrival.LATER:
@@ -184,12 +199,12 @@ class VllmFollower:
             self._miss("a message cannot be read")
             return
         self._unknown += batch.unknown
-        if batch.malformed:
-            self._unreadable += batch.malformed
-            self._miss("an event cannot be read")
         for events in self._rehasher.follow(batch.events):
             self._tell(events)
             await asyncio.sleep(0)
+        if batch.malformed:
+            self._unreadable += batch.malformed
+            self._miss("an event cannot be read")
 
     def _miss(self, why: str) -> None:
         """What is lost may have been about any block."""
@@ -206,8 +221,11 @@ class VllmFollower:
             self._deliver(events, block_tokens)
 
     def _tell(self, events: BlockEvents) -> None:
-        if self._rehasher.block_tokens is not None:
-            self._deliver(events, self._rehasher.block_tokens)
+        block_tokens = self._rehasher.block_tokens
+        if block_tokens is None:
+            return  # no block has been told of yet
+        if not self._deliver(events, block_tokens):
+            self._deliver(self._rehasher.forget_told(), block_tokens)
 
     def _ended(self, following: asyncio.Task[None]) -> None:
         if not following.cancelled() and (error := following.exception()) is not None:

@@ -170,7 +170,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args(argv)
     settings = ModelSettings.model_validate(
-        {"name": "m", "path": args.model, "device": args.device, "cache": {"dram": 0}}
+        {
+            "name": "m",
+            "path": args.model,
+            "device": args.device,
+            "cache": {"device": "512MiB", "dram": 0},
+        }
     )
     load = Load(args.streams, args.prompt, args.output)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -103,6 +103,7 @@ class LocalReplicas:
                 await opened.replica.set_shares(*self._shares(opened.facts))
                 member = self._member(opened)
                 self.group.hold(member, held.pop_all(), tells_events=True)
+                self._note_pages(name, opened.facts.blocks, opened.facts.blocks)
             return name
 
     async def scale(self, count: int, drain_s: float) -> None:
@@ -201,6 +202,7 @@ class LocalReplicas:
         """A worker serves, for the first time or again; it holds nothing that it has not told."""
         self._context.directory.leave(name)
         self._join(name, facts)
+        self._note_pages(name, facts.blocks, facts.blocks)
 
     def _note_health(self, name: str, health: Health) -> None:
         if health.condition in (Condition.DOWN, Condition.STARTING):
@@ -230,8 +232,13 @@ class LocalReplicas:
 
     def _observe(self, name: str, report: StepReport) -> None:
         self._context.metrics.observe_step(name, report)
+        self._note_pages(name, report.stats.pages_free, report.stats.pages_total)
         if report.events is not None and not self._context.directory.apply(name, report.events):
             self._resync(name)
+
+    def _note_pages(self, name: str, free: int, total: int) -> None:
+        if (member := self.group.router.find(name)) is not None:
+            member.load.note_pages(free, total)
 
     def _resync(self, name: str) -> None:
         """Batches were missed: ask for everything, unless it has been asked for already."""

@@ -6,6 +6,7 @@ whatever the step loop does. Steps are told from the engine's own thread.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -118,6 +119,7 @@ def work(descriptor: int, open_engine: OpenEngine) -> int:
     """Serve the gateway at the other end of the socket until one of both ends; the exit code."""
     os.dup2(2, 1)  # what a library prints is a line of the log like others
     with socket.socket(fileno=descriptor) as connection:
+        connection.set_inheritable(False)
         return _Worker(connection, open_engine).run()
 
 
@@ -137,7 +139,8 @@ class _Worker:
         self._opened = threading.Event()
         self._over = threading.Event()
         self._engine: WorkedEngine | None = None
-        self._cache: CacheStats | None = None
+        self._telling = threading.Lock()
+        self._cache: CacheStats | None = None  # as last told; guarded by _telling
         self._progress_at_s = 0.0
 
     def run(self) -> int:
@@ -164,6 +167,10 @@ class _Worker:
     def _serve(self, order: Open) -> int:
         bind_to(order.cores.cpus)
         with self._open_engine(order, self._carry, self._say_progress) as opened:
+            # Modules and vocabularies stay: a garbage collection that walks them takes longer than
+            # any step.
+            gc.collect()
+            gc.freeze()
             engine = self._engine = opened.engine
             self._outbox.send(Ready(opened.facts, engine.stats(), engine.cache_stats()))
             engine.start()
@@ -234,13 +241,13 @@ class _Worker:
         """Do what may take long, on a thread that has time."""
         try:
             answer = self._answer_to(message)
+            self._say_standing()  # in front, so that whoever asked sees what it has done
+            self._outbox.send(answer)
         except EngineError as error:
-            answer = Answer(message.call, error=str(error))
+            self._outbox.send(Answer(message.call, error=str(error)))
         except Exception as error:  # noqa: BLE001 - one call's fault must not end the others
             _log.exception("a call failed")
-            answer = Answer(message.call, error=type(error).__name__)
-        self._say_standing()  # in front of it, so that whoever asked sees what it has done
-        self._outbox.send(answer)
+            self._outbox.send(Answer(message.call, error=type(error).__name__))
 
     def _answer_to(self, message: Erase | SetShares | TakeSnapshot) -> Answer:
         engine = self._ready_engine()
@@ -274,10 +281,11 @@ class _Worker:
         if engine is None:
             self._outbox.send(Beat(None, None))
             return
-        cache = engine.cache_stats()
-        changed = cache != self._cache
-        self._cache = cache
-        self._outbox.send(Beat(engine.stats(), cache if changed else None))
+        with self._telling:  # what is told last is what was read last
+            cache = engine.cache_stats()
+            changed = cache != self._cache
+            self._cache = cache
+            self._outbox.send(Beat(engine.stats(), cache if changed else None))
 
     def _say_progress(self, what: str, done: int, total: int) -> None:
         """Raises _Stopped when loading is not wanted any more."""

@@ -62,7 +62,7 @@ def usable_cores() -> tuple[Core, ...]:
 
 
 def bind_to(cpus: Sequence[int]) -> None:
-    """Keep this process, and the threads it will start, on these CPUs; none given: on any.
+    """Keep this thread, and those that it will start, on these CPUs; none given: on any.
 
     Raises OSError if none of them can be used.
     """

@@ -248,9 +248,10 @@ class Supervisor:
                 return f"it has been at one step for {life.step_age_s:.1f} s"
 
     def _become(self, condition: Condition, reason: str = "") -> None:
-        if condition is Condition.DOWN and self.retired:
+        final = self.retired and condition in (Condition.DRAINING, Condition.DOWN)
+        if final and condition is Condition.DOWN:
             reason = "stopped"
-        health = Health(condition, reason)
+        health = Health(condition, reason, final)
         if health != self.health or condition is Condition.STARTING:
             self.health = health
             self._audience.health(health)

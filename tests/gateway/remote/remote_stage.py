@@ -241,6 +241,7 @@ class Call:
                     self._endpoint,
                     values,
                     self._stage.model,
+                    self._who,
                     SECRET,
                     self._stage.stream_times,
                 )

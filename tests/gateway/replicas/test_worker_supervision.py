@@ -163,12 +163,13 @@ async def test_draining_waits_for_the_running_and_closing_lets_the_worker_save(
             with pytest.raises(ReplicaUnavailable) as refused:
                 await answer(replica, request("late", [1]))
             assert not refused.value.blames_replica
+            assert replica.health().final
             assert not draining.done()
             assert sum([len(output.token_ids) async for output in stream]) == 50
         async with asyncio.timeout(PATIENCE_S):
             await draining
     assert saved.read_text() == "saved"
-    assert stage.health[-1] == Health(Condition.DOWN, "stopped")
+    assert stage.health[-1] == Health(Condition.DOWN, "stopped", final=True)
     await replica.close()
 
 
@@ -197,7 +198,7 @@ async def test_a_worker_lost_while_draining_is_not_started_again() -> None:
     async with running(stage) as replica:
         await replica.drain(0.0)
         os.kill(child_pids()[0], signal.SIGKILL)
-        await stage.until(lambda: stage.health[-1] == Health(Condition.DOWN, "stopped"))
+        await stage.until(lambda: stage.health[-1] == Health(Condition.DOWN, "stopped", final=True))
         await stage.until(lambda: child_pids() == [])
     assert len(stage.facts) == 1
 

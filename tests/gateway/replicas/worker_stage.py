@@ -72,7 +72,8 @@ class Stage:
 
 def puppet_order(**variables: str) -> WorkOrder:
     """A puppet with these variables in its environment, beside a secret of the gateway's."""
-    own = {"PYTHONPATH": str(ROOT), "FOREBAY_SECRET": "very-secret", "FOREBAY_NATIVE": "off"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, "FOREBAY_SECRET": "very-secret", "FOREBAY_NATIVE": "off"}
     environ = {**os.environ, **own, **variables}
     return WorkOrder(MODEL, CoreShare((), 1), environ, program=PUPPET)
 
