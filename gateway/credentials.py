@@ -107,6 +107,19 @@ def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None
     return key
 
 
+def check_remote_keys(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Raises ConfigError, with a line for each, where remote servers' keys are not set."""
+    mistakes: list[str] = []
+    for model in settings.models:
+        for remote in model.remote:
+            try:
+                remote_key(remote, environ)
+            except ConfigError as error:
+                mistakes += error.messages
+    if mistakes:
+        raise ConfigError(list(dict.fromkeys(mistakes)))
+
+
 def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """What a worker's process may see: neither the gateway's settings nor anybody's keys."""
     hidden = {settings.server.secret_env, settings.server.admin_key_env}

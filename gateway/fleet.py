@@ -88,6 +88,7 @@ async def open_fleet(
                     cluster=settings.redis.cluster,
                 )
             )
+        metrics.fleet.watch(directory.stats, news)
         fleet = Fleet(settings, models, context, news, environ)
         held.push_async_callback(fleet.close)
         for model in settings.models:

@@ -27,6 +27,7 @@ from cache.report import CacheStats
 from engine.report import EngineStats, StepReport
 from gateway.cache_metrics import CacheCollector
 from gateway.dispatch_metrics import DispatchMetrics
+from gateway.fleet_metrics import FleetCollector
 from gateway.replica_metrics import ReplicaCollector
 from gateway.version import __version__
 
@@ -134,6 +135,8 @@ class Metrics:
         for tenant in self._tenants:
             self._in_flight_child(tenant)
         self.dispatch = DispatchMetrics(self._registry)
+        self.fleet = FleetCollector()
+        self._registry.register(self.fleet)
         self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)
         self._caches = CacheCollector(self._tenant_of_tag)

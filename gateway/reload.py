@@ -13,7 +13,7 @@ import structlog
 from pydantic import BaseModel
 
 from gateway.config_file import load_settings
-from gateway.credentials import admin_key_digest, build_key_ring
+from gateway.credentials import admin_key_digest, build_key_ring, check_remote_keys
 from gateway.metrics import Metrics
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
@@ -67,6 +67,7 @@ class ConfigSource:
     def load(self) -> Snapshot:
         """Read and validate all of it; raises ConfigError."""
         settings = load_settings(self.path, self.environ, self.flags)
+        check_remote_keys(settings, self.environ)
         return Snapshot(
             settings,
             build_key_ring(settings, self.environ),
@@ -114,7 +115,12 @@ class Reloader:
         self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
         self._config.replace(snapshot)
         if self._apply is not None:
-            await self._apply(snapshot.settings)
+            try:
+                await self._apply(snapshot.settings)
+            except Exception:  # noqa: BLE001 - a replica that cannot start must not end the watch
+                self._metrics.config_loaded("failure", reload=True)
+                _log.exception("config is in use, but the fleet could not follow in full")
+                return False
         self._metrics.config_loaded("success", reload=True)
         _log.info("config reloaded", tenants=len(snapshot.settings.tenants))
         return True

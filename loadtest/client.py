@@ -52,7 +52,7 @@ async def run_closed_loop(target: Target, workload: Workload, seed: int) -> Loop
         )
         for send in sends
     ]
-    answers = await _exchange_all(target, requests, workload.concurrency)
+    answers = await exchange_all(target, requests, workload.concurrency)
     whole = [answer for answer in answers if isinstance(answer, Answer)]
     return LoopOutcome(
         results=tuple(
@@ -73,10 +73,11 @@ async def run_closed_loop(target: Target, workload: Workload, seed: int) -> Loop
     )
 
 
-async def _exchange_all(
+async def exchange_all(
     target: Target, requests: Sequence[bytes], concurrency: int
 ) -> list[Answer | str]:
-    """Every request's answer, or the line that says why there is none."""
+    """Send requests in a closed loop: each one's answer, or the line that says why there is none.
+    Every client has a connection of its own, which it opens with its first request."""
     answers: list[Answer | str] = ["not sent"] * len(requests)
     queue = iter(enumerate(requests))
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from loadtest.campaign import CampaignError
 from loadtest.connection import Endpoint, ExchangeError, fetch
 
 MODEL = "smollm2-135m-instruct"
-_KEY_VARIABLE = "FOREBAY_LOADTEST_KEY"
+KEY_VARIABLE = "FOREBAY_LOADTEST_KEY"
+"""Holds the key that a server is started with, for its configuration to name."""
 _READY_S = 180.0
 _POLL_S = 0.2
 _STOP_S = 45.0
@@ -34,17 +35,19 @@ models:
     path: bundled
 tenants:
   - id: loadtest
-    keys: [{{env: {_KEY_VARIABLE}}}]
+    keys: [{{env: {KEY_VARIABLE}}}]
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A ready server; `endpoint` has its key. It goes when the scope that made it ends."""
+    """A ready server; `endpoint` has its key, and what is written to `config` it takes to at
+    SIGHUP. It goes when the scope that made it ends."""
 
     endpoint: Endpoint
     pid: int
     start_s: float
+    config: Path
 
 
 @asynccontextmanager
@@ -52,22 +55,26 @@ async def running_forebay(
     settings: Mapping[str, str] | None = None,
     *,
     state_dir: Path | None = None,
+    config: str = _CONFIG,
+    flags: Sequence[str] = (),
 ) -> AsyncIterator[RunningServer]:
-    """`forebay serve` on a free port with the bundled model and a key of its own; stopped by
-    SIGTERM at the end of the scope.
+    """`forebay serve` on a free port, with the bundled model unless `config` says otherwise, and
+    a key of its own; stopped by SIGTERM at the end of the scope.
 
     Its state goes with the scope too, unless it is kept in `state_dir`. Settings can still be
-    overridden by FOREBAY_* variables, as everywhere; `settings` are more of them. Raises
-    CampaignError with the end of its log if it does not become ready.
+    overridden by FOREBAY_* variables, as everywhere; `settings` are more of them, and `flags` go
+    behind those that are needed. Raises CampaignError with the end of its log if it does not become
+    ready.
     """
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="forebay-loadtest-") as directory:
         scratch = Path(directory)
         where = _Files(scratch, state_dir or scratch / "state")
-        with _started(where, settings or {}) as server:
+        where.config.write_text(config)
+        with _started(where, settings or {}, flags) as server:
             await _until_ready(server)
             took_s = time.monotonic() - started_s
-            yield RunningServer(server.endpoint, server.process.pid, took_s)
+            yield RunningServer(server.endpoint, server.process.pid, took_s, where.config)
 
 
 class _Files(NamedTuple):
@@ -75,6 +82,11 @@ class _Files(NamedTuple):
 
     scratch: Path
     state: Path
+
+    @property
+    def config(self) -> Path:
+        """Its configuration."""
+        return self.scratch / "forebay.yaml"
 
 
 class _Server(NamedTuple):
@@ -84,16 +96,20 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _started(files: _Files, settings: Mapping[str, str]) -> Iterator[_Server]:
+def _started(
+    files: _Files, settings: Mapping[str, str], flags: Sequence[str]
+) -> Iterator[_Server]:
     """The process; ended with the scope."""
     key, port = secrets.token_urlsafe(32), free_port()
-    config, log = files.scratch / "forebay.yaml", files.scratch / "forebay.log"
-    config.write_text(_CONFIG)
-    environment = {_KEY_VARIABLE: key, "FOREBAY_STATE_DIR": str(files.state)}
+    log = files.scratch / "forebay.log"
+    environment = {KEY_VARIABLE: key, "FOREBAY_STATE_DIR": str(files.state)}
     with log.open("wb") as output:
         # A session of its own: Ctrl-C in the terminal is for the measurement, which then stops it.
         process = subprocess.Popen(
-            [_forebay_command(), "serve", "--config", str(config), "--port", str(port)],
+            [
+                *(_forebay_command(), "serve", "--config", str(files.config)),
+                *("--port", str(port), *flags),
+            ],
             env={**os.environ, **environment, **settings},
             stdin=subprocess.DEVNULL,
             stdout=output,

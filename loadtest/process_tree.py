@@ -1,7 +1,8 @@
-"""How much memory a server uses, or used at most: its process and everything it started."""
+"""What a server uses of the machine: its process and everything it started."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,6 +29,15 @@ def descendants_rss_bytes(pid: int, proc: Path = _PROC) -> int | None:
     return _sum_over(_descendants(pid, proc), "VmRSS", proc)
 
 
+def cpu_seconds(pid: int, proc: Path = _PROC) -> float | None:
+    """CPU time that a process and its living descendants have taken so far, in steps of a
+    hundredth of a second, mostly; None where the kernel does not tell or the process is gone."""
+    times = [_cpu_ticks(proc / str(one)) for one in [pid, *_descendants(pid, proc)]]
+    if times[0] is None:
+        return None
+    return sum(ticks for ticks in times if ticks is not None) / os.sysconf("SC_CLK_TCK")
+
+
 def _descendants(pid: int, proc: Path) -> list[int]:
     children: dict[int, list[int]] = {}
     for directory in proc.glob("[0-9]*"):
@@ -48,12 +58,24 @@ def _sum_over(pids: Iterable[int], field: str, proc: Path) -> int | None:
 
 
 def _parent(directory: Path) -> int | None:
+    fields = _stat(directory)
+    return None if fields is None else int(fields[1])
+
+
+def _cpu_ticks(directory: Path) -> int | None:
+    """In its own code and in the kernel for it, all threads; proc_pid_stat(5)."""
+    fields = _stat(directory)
+    return None if fields is None else int(fields[11]) + int(fields[12])
+
+
+def _stat(directory: Path) -> list[str] | None:
+    """What the kernel says of a process, from its state on."""
     try:
         stat = (directory / "stat").read_text()
     except OSError:
         return None
     # The second field is the program's name in parentheses and may hold any character.
-    return int(stat.rpartition(")")[2].split()[1])
+    return stat.rpartition(")")[2].split()
 
 
 def _status_bytes(directory: Path, field: str) -> int | None:

@@ -10,24 +10,10 @@ import subprocess
 import sys
 import tomllib
 
+from tests.deploy.dockerfile import instructions, of
 from tests.deploy.stack import ROOT, is_forebay, services
 
 EXPRESSION = re.compile(r'python -c "(.+?)" > all\.txt')
-
-
-def instructions() -> list[tuple[str, str]]:
-    """(keyword, rest) of every instruction, continued lines joined."""
-    lines = re.sub(r"(?m)^\s*#.*\n", "", (ROOT / "Dockerfile").read_text())
-    joined = re.sub(r"\\\n\s*", " ", lines)
-    return [
-        (line.split(maxsplit=1)[0], line.split(maxsplit=1)[1])
-        for line in joined.splitlines()
-        if line.strip()
-    ]
-
-
-def of(keyword: str) -> list[str]:
-    return [rest for name, rest in instructions() if name == keyword]
 
 
 def copied() -> set[str]:

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from tests.cache.valkey import Valkey
+from tests.deploy.dockerfile import of
 from tests.deploy.stack import ROOT, compose, config_path
-from tests.deploy.test_image import of
 from tests.e2e.client import CHAT, Client, chat
 from tests.e2e.conftest import SECRETS
 from tests.e2e.gateway_process import START_S, Metrics, environment, eventually, free_port

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from engine import loading
 from engine.decoder import weight_names
 from engine.errors import ModelLoadError
-from engine.loading import bundled_model_path, load_model
+from engine.loading import bundled_model_path, load_model, load_text_side
 from tests.engine.checkpoints import tiny_checkpoint, tiny_gguf
 
 
@@ -113,3 +114,85 @@ def test_a_failing_load_leaves_no_thread_behind(tmp_path):
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not JSON"):
         load(directory)
     assert set(threading.enumerate()) <= before
+
+
+def test_the_text_side_alone_is_that_of_the_whole_model(tmp_path):
+    directory = tiny_checkpoint("qwen3", tmp_path)
+    (directory / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": [0]}')
+    for path in (directory, tiny_gguf(directory, tmp_path / "m.gguf")):
+        model = load(path)
+        side = load_text_side(path, name="tiny")
+        assert side.name == model.name
+        assert side.tokenizer.identity == model.tokenizer.identity
+        assert side.tokenizer.named_tokens == model.tokenizer.named_tokens
+        assert side.chat_template == model.chat_template
+        assert side.eos_token_ids == model.eos_token_ids
+        assert side.generation_defaults == model.generation_defaults
+
+
+def test_the_text_side_needs_no_weights_and_no_known_architecture(tmp_path):
+    directory = tiny_checkpoint("llama", tmp_path)
+    identity = load_text_side(directory, name="tiny").tokenizer.identity
+    (directory / "model.safetensors").unlink()
+    config = json.loads((directory / "config.json").read_text())
+    nested = {"architectures": ["Strange"], "text_config": {"vocab_size": config["vocab_size"]}}
+    (directory / "config.json").write_text(json.dumps(nested))
+    side = load_text_side(directory, name="tiny")
+    assert side.tokenizer.identity == identity
+    assert side.eos_token_ids == {2}
+    (directory / "config.json").unlink()
+    alone = load_text_side(directory / "tokenizer.json", name="tiny")
+    assert alone.tokenizer.identity == identity
+    assert alone.chat_template == side.chat_template
+
+
+def test_a_tokenizer_file_under_another_name_has_nothing_beside_it(tmp_path):
+    directory = tiny_checkpoint("llama", tmp_path)
+    path = (directory / "tokenizer.json").rename(directory / "other.json")
+    side = load_text_side(path, name="tiny")
+    assert side.tokenizer.encode("the", control_tokens=False)
+    assert side.chat_template is None
+    assert side.tokenizer.named_tokens == {}
+
+
+def test_the_bundled_text_side_is_read_without_its_weights():
+    started = time.perf_counter()
+    side = load_text_side(bundled_model_path(), name="smollm2")
+    elapsed = time.perf_counter() - started
+    assert (side.tokenizer.vocab_size, side.eos_token_ids) == (49152, {0, 2})
+    assert side.chat_template is not None
+    assert elapsed < 10  # half a second on an idle core
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("absent", None, "absent: no such file or directory"),
+        ("model.safetensors", b"", "give the directory"),
+        ("model.bin", b"\0" * 100, r"model\.bin: not a GGUF file"),
+        ("short.gguf", b"GGUF", r"short\.gguf: 4 bytes is too short"),
+        ("tokenizer.json", b"{", r"tokenizer\.json: not JSON"),
+        ("other.json", b"[]", r"other\.json: must hold a JSON object"),
+        ("other.json", b"{}", r"other\.json: tokenizer model has no vocabulary"),
+    ],
+)
+def test_paths_without_a_text_side(tmp_path, name, content, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=said):
+        load_text_side(tmp_path / name, name="tiny")
+
+
+def test_a_directory_without_a_tokenizer_or_with_a_broken_template(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json: No such file"):
+        load_text_side(tmp_path, name="tiny")
+    directory = tiny_checkpoint("llama", tmp_path)
+    (directory / "chat_template.jinja").write_text("{% if")
+    with pytest.raises(ModelLoadError, match="template is malformed"):
+        load_text_side(directory, name="tiny")
+    (directory / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelLoadError, match="not UTF-8"):
+        load_text_side(directory, name="tiny")
+    (directory / "config.json").write_text('{"vocab_size": 100}')
+    with pytest.raises(ModelLoadError, match="has no row among 100 embeddings"):
+        load_text_side(directory, name="tiny")

@@ -182,3 +182,44 @@ async def test_a_change_is_noticed_also_when_the_file_is_replaced(running: Runni
         await until(lambda: running.knows("key-4444"))
     finally:
         watching.cancel()
+
+
+async def test_what_a_fleet_can_follow_needs_no_restart(tmp_path: Path) -> None:
+    two = 'name: n, remote: [{url: "http://a/v1", engine: vllm}]'
+    before = text(model="aliases: [x]", more="routing: {policy: random}\n")
+    before = before.replace("{name: m,", f"{{{two}}}, {{name: m,")
+    after = before.replace("http://a/", "http://b/").replace("aliases: [x]", "fallbacks: [n]")
+    after = after.replace("fallbacks", "replicas: {count: 2}, fallbacks").replace(
+        "random", "round-robin"
+    )
+    (tmp_path / "a").write_text(before)
+    (tmp_path / "b").write_text(after)
+    old, new = (ConfigSource(tmp_path / name, {}, {}).load().settings for name in "ab")
+    refuse_restart_changes(old, new)
+    assert new.models[1].replicas.count == 2
+
+
+async def test_a_fleet_that_cannot_follow_is_said_so_and_the_watch_goes_on(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def apply(_: object) -> None:
+        raise RuntimeError("no such GPU")
+
+    running.reloader.on_change(apply)
+    running.path.write_text(text(key="key-2"))
+    assert not await running.reloader.reload()
+    assert running.knows("key-2")  # keys are in use all the same
+    assert running.reloads("failure") == 1
+    assert "no such GPU" in "".join(capsys.readouterr())
+
+
+def test_a_remote_servers_key_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text(
+        text().replace(
+            "path: bundled,", 'remote: [{url: "http://a/v1", engine: vllm, api_key_env: BIG}]'
+        )
+    )
+    with pytest.raises(ConfigError, match="BIG: is not set, and http://a/v1 needs it as a key"):
+        ConfigSource(path, {}, {}).load()
+    ConfigSource(path, {"BIG": "a-key-0123456789"}, {}).load()

@@ -107,7 +107,7 @@ async def run(
     monkeypatch.setattr(soak_module, "_STRETCHES", 3)
     monkeypatch.setattr(soak_module, "_IDLE_S", 0.2)
     async with fake_server(behave) as server:
-        running = RunningServer(server.endpoint, os.getpid(), 0.0)
+        running = RunningServer(server.endpoint, os.getpid(), 0.0, Path())
         report = await soak(
             running, prompts=120, seed=1, vocabulary=Vocabulary(3, 250), tell=lambda _: None
         )

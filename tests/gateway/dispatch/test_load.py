@@ -8,26 +8,34 @@ from contextlib import ExitStack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.dispatch.answers import AnswerLengths
 from gateway.dispatch.load import Load
-from policies.routing import Standing
+from policies.routing import Queued, Standing
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["add", "begin", "end", "leave"]), st.integers(0, 9)), max_size=60
+    st.tuples(
+        st.sampled_from(["add", "begin", "answer", "end", "leave"]),
+        st.integers(0, 9),
+        st.integers(0, 2),
+    ),
+    max_size=60,
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int]]) -> None:
+def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int]]) -> None:
     load = Load(4, capacity=6)
     scopes = []
-    waiting: dict[int, tuple[int, int]] = {}
+    waiting: dict[int, tuple[int, int, int]] = {}
     running: dict[int, int] = {}
-    for step, number in steps:
+    answers: dict[int, int] = {}
+    expected = AnswerLengths()
+    for step, number, priority in steps:
         if step == "add":
             scope = ExitStack()
-            share = scope.enter_context(load.share(number, 10 * number))
-            waiting[len(scopes)] = (number, 10 * number)
+            share = scope.enter_context(load.share(number, 10 * number, priority))
+            waiting[len(scopes)] = (number, 10 * number, priority)
             scopes.append((scope, share))
         elif scopes:
             index = number % len(scopes)
@@ -36,22 +44,40 @@ def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int]]) -> None:
                 share.begin()
                 if index in waiting:
                     running[index] = waiting.pop(index)[1]
+            elif step == "answer":
+                share.answered(number)
+                if index in waiting or index in running:
+                    answers[index] = number
             else:
                 share.end() if step == "end" else scope.close()
                 waiting.pop(index, None)
                 running.pop(index, None)
+                if answers.get(index):
+                    expected.add(answers.pop(index))
         standing = load.standing()
+        queued = {
+            priority: [(tokens, 1) for tokens, _, own in waiting.values() if own == priority]
+            for priority in (1, 2)
+        }
         assert standing == Standing(
-            pending_tokens=sum(tokens for tokens, _ in waiting.values()),
+            pending_tokens=sum(tokens for tokens, _, _ in waiting.values()),
             waiting=len(waiting),
             running=len(running),
             context_tokens=sum(running.values()),
             max_running=4,
             full=len(waiting) + len(running) >= 6,
+            queued=tuple(
+                Queued(priority, len(found), sum(tokens for tokens, _ in found))
+                for priority, found in queued.items()
+                if found
+            ),
+            answer_tokens=expected.tokens,
         )
+        assert load.standing() is standing
     for scope, _ in scopes:
         scope.close()
     assert load.own() == Standing(max_running=4)
+    assert load.standing().queued == ()
 
 
 def test_what_other_gateways_have_put_there_counts_for_everybody_else() -> None:
@@ -63,11 +89,64 @@ def test_what_other_gateways_have_put_there_counts_for_everybody_else() -> None:
     assert not load.standing().full
 
 
+def test_a_standing_is_made_again_only_when_something_has_changed() -> None:
+    load = Load(4, capacity=None)
+    before = load.standing()
+    load.note_pages(5, 100)
+    load.set_foreign(Standing())
+    assert load.standing() is before
+    with load.share(1, 1):
+        assert load.standing() is not before
+    assert load.standing() == before
+
+
+def test_nothing_is_pushed_out_of_a_cache_that_has_room() -> None:
+    load = Load(4, capacity=None)
+    assert load.standing().reuse == 1.0  # nobody has said anything yet
+    load.note_pages(100, 100)
+    assert load.standing().reuse == 0.0
+    load.note_pages(12, 100)
+    assert load.standing().reuse == 1.0
+    load.note_pages(13, 100)
+    assert load.standing().reuse == 0.0
+
+
+def test_answers_are_as_long_as_those_that_ended_here_or_else_at_the_others() -> None:
+    here, there, alone = (Load(4, capacity=None) for _ in range(3))
+    model = AnswerLengths()
+    here.learn_with(model)
+    there.learn_with(model)
+    assert there.standing().answer_tokens == 0
+    for tokens in (10, 20):
+        with here.share(1, 1) as share:
+            share.begin()
+            share.answered(tokens)
+    assert (here.standing().answer_tokens, there.standing().answer_tokens) == (15, 15)
+    with there.share(1, 1) as share:
+        share.answered(90)
+    with there.share(1, 1):
+        pass  # its client left before the first token: that tells nothing
+    assert (here.standing().answer_tokens, there.standing().answer_tokens) == (15, 90)
+    assert model.tokens == 40
+    assert alone.standing().answer_tokens == 0
+
+
+def test_long_ago_answers_are_forgotten() -> None:
+    answers = AnswerLengths()
+    for _ in range(100):
+        answers.add(1000)
+    for _ in range(300):
+        answers.add(10)
+    assert 10 <= answers.tokens <= 13
+
+
 async def test_whoever_waits_for_the_last_one_to_go_is_woken() -> None:
     load = Load(4, capacity=None)
     await asyncio.wait_for(load.wait_empty(), 1)
-    with load.share(1, 1):
+    with load.share(1, 1) as share:
         waiting = asyncio.ensure_future(load.wait_empty())
+        await asyncio.sleep(0)
+        share.begin()
         await asyncio.sleep(0)
         assert not waiting.done()
     await asyncio.wait_for(waiting, 1)

@@ -1,0 +1,110 @@
+"""A router with policies of all kinds: whatever they do, requests find a replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.dispatch.prefix import UNKNOWN
+from gateway.dispatch.router import NoReplica, Router
+from gateway.metrics import Metrics
+from policies.routing import NOTHING_CACHED, RouteRequest
+from tests.gateway.fakes import ScriptedReplica
+from tests.gateway.stage import Observer, router_over
+
+ASK = RouteRequest(prompt_tokens=100)
+
+
+def router(count: int = 2) -> Router[ScriptedReplica]:
+    replicas = [ScriptedReplica(name=f"m/{number}") for number in range(count)]
+    return router_over("m", replicas, Observer(Metrics(["m"], [], b"secret")))
+
+
+class Answers:
+    """A policy that chooses what it was given, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked = 0
+
+    def choose(self, request, candidates, random) -> Any:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [2, -1, 1.0, "m/0", None, RuntimeError("no idea"), KeyError("m/0")],
+    ids=["beyond", "negative", "float", "name", "nothing", "raises", "raises a lookup error"],
+)
+def test_a_policy_that_fails_is_stood_in_for(answer: Any) -> None:
+    routed = router()
+    broken = Answers(answer)
+    routed.use_policy("broken", broken)
+    with capture_logs() as logs:
+        receipts = [routed.decide(ASK, UNKNOWN) for _ in range(40)]
+    assert broken.asked == 40
+    assert {receipt.policy for receipt in receipts} == {"predicted-ttft"}
+    assert {receipt.candidate.name for receipt in receipts} == {"m/0", "m/1"}
+    [line] = [line for line in logs if line["event"] == "routing policy failed"]
+    assert (line["policy"], line["model"]) == ("broken", "m")
+    assert line["exc_info"] is not None
+
+
+def test_every_policy_that_fails_is_named_once() -> None:
+    routed = router()
+    with capture_logs() as logs:
+        for name in ("one", "two"):
+            routed.use_policy(name, Answers(9))
+            routed.decide(ASK, UNKNOWN)
+            routed.decide(ASK, UNKNOWN)
+    assert [line["policy"] for line in logs] == ["one", "two"]
+
+
+def test_a_policy_that_works_is_followed() -> None:
+    routed = router()
+    routed.use_policy("last", Answers(1))
+    receipt = routed.decide(ASK, UNKNOWN)
+    assert (receipt.candidate.name, receipt.policy) == ("m/1", "last")
+
+
+def test_candidates_are_made_of_what_is_there_already() -> None:
+    routed = router(3)
+    candidates = routed.decide(ASK, UNKNOWN).candidates
+    again = routed.decide(ASK, UNKNOWN).candidates
+    for one, other, member in zip(candidates, again, routed.members, strict=True):
+        assert one.cached is other.cached is NOTHING_CACHED
+        assert one.cost is other.cost is member.replica.coefficients()
+        assert one.standing is other.standing
+
+
+def test_a_placed_request_waits_at_its_priority() -> None:
+    routed = router(1)
+    with routed.place(RouteRequest(100, priority=2), UNKNOWN) as placement:
+        [queued] = placement.member.load.standing().queued
+        assert queued == (2, 1, 100)
+        placement.answered(30)
+    standing = placement.member.load.standing()
+    assert (standing.queued, standing.answer_tokens) == ((), 30)
+
+
+def test_replicas_of_a_model_learn_together_how_long_answers_are() -> None:
+    routed = router(2)
+    with routed.place(ASK, UNKNOWN) as placement:
+        placement.answered(12)
+    assert [member.load.standing().answer_tokens for member in routed.members] == [12, 12]
+
+
+def test_nobody_is_asked_where_nobody_serves() -> None:
+    routed = router()
+    policy = Answers(RuntimeError("not to be asked"))
+    routed.use_policy("broken", policy)
+    for member in routed.members:
+        member.draining = True
+    with pytest.raises(NoReplica) as refused:
+        routed.decide(ASK, UNKNOWN)
+    assert (refused.value.full, policy.asked) == (False, 0)
