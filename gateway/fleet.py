@@ -9,13 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
 from cache.directory import Directory
 from engine.chat_template import ChatTemplate
-from engine.loading import bundled_model_path, load_text_side
 from gateway.credentials import worker_environ
 from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
@@ -32,13 +31,16 @@ from gateway.remote.group import RemoteReplicas
 from gateway.remote.model import make_remote_model
 from gateway.remote.replica import RemoteReplica
 from gateway.replica import Replica
-from gateway.replicas.local import LocalContext, LocalReplicas
+from gateway.replicas.context import LocalContext
 from gateway.replicas.worker.cores import share_cores
 from gateway.replicas.worker.messages import CoreShare
 from gateway.routing_policies import load_policy
 from gateway.settings import ModelSettings, Settings
 from gateway.settings_errors import ConfigError
 from gateway.settings_fleet import RemoteSettings
+
+if TYPE_CHECKING:
+    from gateway.replicas.local import LocalReplicas
 
 _log = structlog.get_logger("forebay.fleet")
 
@@ -136,6 +138,9 @@ class Fleet:
         if settings.remote:
             await self._open_remote(settings)
             return
+        # not before it is needed: a gateway of remote models alone has no use for torch
+        from gateway.replicas.local import LocalReplicas
+
         router: Router[Replica] = self._router(settings)
         router.warmer = Warmer(
             settings.name,
@@ -227,6 +232,8 @@ class Fleet:
         )
         tokenizer, template = None, None
         if settings.tokenizer is not None:
+            from engine.loading import bundled_model_path, load_text_side
+
             path = settings.tokenizer
             text = await asyncio.to_thread(
                 load_text_side,

@@ -27,7 +27,7 @@ from gateway.credentials import admin_key, known_secrets, server_secret
 from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
-from gateway.listening import base_url, check_tls, listen
+from gateway.listening import HANDED_OVER, base_url, check_tls, listen
 from gateway.load_progress import ReportProgress, show_progress
 from gateway.logs import configure_logging
 from gateway.loop_lag import watch_loop_lag
@@ -119,10 +119,21 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
         operators = admin_key(snapshot.settings, source.environ, embedded=True)
         secrets |= {key for key in (demo_key, operators) if key}
     configure_logging(server.log_format, server.log_level, secrets=secrets)
+    # One of several that share a port: others answer while this one loads.
+    shares_port = HANDED_OVER in os.environ
     sockets = listen(server.host, server.port)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            process = _Process(source, snapshot, secret, sockets, open_fleet, make_app, demo_key)
+            process = _Process(
+                source,
+                snapshot,
+                secret,
+                sockets,
+                open_fleet,
+                make_app,
+                demo_key,
+                shares_port=shares_port,
+            )
             return runner.run(process.run())
     finally:
         for listener in sockets:
@@ -141,12 +152,15 @@ class _Process:
         open_fleet: OpenFleet,
         make_app: MakeApp,
         demo_key: str | None,
+        *,
+        shares_port: bool,
     ) -> None:
         settings = snapshot.settings
         self._settings = settings
         self._sockets = list(sockets)
         self._open_fleet = open_fleet
         self._demo_key = demo_key
+        self._shares_port = shares_port
         self._runtime = RuntimeConfig(snapshot)
         self._metrics = Metrics(
             models=[model.name for model in settings.models],
@@ -178,7 +192,7 @@ class _Process:
     async def run(self) -> int:
         """Listen, load, announce, wait for a signal, drain, close."""
         http = _HttpServer(self._app, self._settings)
-        listening = asyncio.create_task(http.serve(self._sockets))
+        listening = asyncio.create_task(self._answer(http))
         fleet = asyncio.create_task(self._hold_fleet())
         watching = asyncio.create_task(self._reloader.watch())
         with self._signals(), watch_loop_lag(self._metrics.observe_loop_lag):
@@ -200,6 +214,13 @@ class _Process:
         if self._loaded.is_set():
             _log.info("stopped")
         return _exit_code(failure or failure_of_http, stopping=self._stop.is_set())
+
+    async def _answer(self, http: _HttpServer) -> None:
+        """Answer from the start, to say that it is loading; or, where others answer meanwhile, once
+        it is loaded: what the kernel hands to this one waits that long."""
+        if self._shares_port:
+            await _first(self._loaded.wait(), self._stop.wait(), self._release.wait())
+        await http.serve(self._sockets)
 
     async def _hold_fleet(self) -> None:
         """Load, and keep the models open until released: one task, so that what is entered here is

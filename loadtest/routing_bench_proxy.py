@@ -20,7 +20,7 @@ import orjson
 from loadtest.campaign import CampaignError, Tell
 from loadtest.client import Target, exchange_all
 from loadtest.completion import refusal
-from loadtest.connection import Answer, Endpoint
+from loadtest.connection import Answer, Endpoint, ExchangeError, fetch
 from loadtest.forebay_server import KEY_VARIABLE, RunningServer, running_forebay
 from loadtest.measure import Distribution
 from loadtest.process_tree import cpu_seconds
@@ -31,6 +31,8 @@ _START_S = 20.0
 _TIMEOUT_S = 20.0
 _PROMPT_BYTES = 450
 _WARM_UP = 300
+_IN_A_ROW = 24
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ async def measure_proxy(tell: Tell, plan: ProxyPlan | None = None) -> list[Proxy
             tell("two gateway processes on one port")
             flags = ("--workers", "2")
             async with running_forebay(config=proxy_config([stub]), flags=flags) as server:
+                await _until_all_are_ready(server.endpoint)
                 pair = _Pair(stub, server, "2 processes")
                 await pair.warm_up()
                 figures.append(
@@ -185,6 +188,22 @@ def complaint(answer: Answer | str, case: ProxyCase) -> str | None:
     if case.stream and not body.endswith(b"data: [DONE]\n\n"):
         return "a stream has no end"
     return None
+
+
+async def _until_all_are_ready(endpoint: Endpoint) -> None:
+    """Wait until so many connections in a row, which the kernel deals out between the processes,
+    find a gateway that serves. Raises CampaignError."""
+    in_a_row, deadline_s = 0, time.monotonic() + _START_S
+    while in_a_row < _IN_A_ROW:
+        if time.monotonic() > deadline_s:
+            raise CampaignError(f"not every gateway process was ready within {_START_S:g} s")
+        try:
+            ready = (await fetch(endpoint, "GET", "/health/ready")).status == 200
+        except ExchangeError:
+            ready = False
+        in_a_row = in_a_row + 1 if ready else 0
+        if not ready:
+            await asyncio.sleep(_POLL_S)
 
 
 class _Pair:

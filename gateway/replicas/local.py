@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 import structlog
 
 from cache.block_pool import Share
-from cache.directory import Directory
 from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
 from engine.chat_template import ChatTemplate
@@ -23,14 +22,12 @@ from engine.tokenizer import Tokenizer
 from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.router import Router
 from gateway.load_progress import ReportProgress, no_progress
-from gateway.metrics import Metrics
-from gateway.redis_services import RedisServices
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.replica_group import ReplicaGroup
+from gateway.replicas.context import LocalContext
 from gateway.replicas.engine_facts import EngineFacts
 from gateway.replicas.engine_opening import load_engine
 from gateway.replicas.in_process import InProcessReplica
-from gateway.replicas.worker.messages import CoreShare
 from gateway.replicas.worker.replica import WorkerReplica
 from gateway.replicas.worker.supervisor import Patience
 from gateway.replicas.worker.work_order import WorkOrder
@@ -38,23 +35,6 @@ from gateway.served_model import ServedModel
 from gateway.settings import ModelSettings, TenantSettings
 
 _log = structlog.get_logger("forebay.fleet")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalContext:
-    """What all of a gateway's engines share. Worker processes see `worker_environ`, and each takes
-    its part of the machine from `core_shares`."""
-
-    secret: bytes
-    redis: RedisServices
-    directory: Directory
-    metrics: Metrics
-    worker_environ: Mapping[str, str] = field(repr=False)
-    core_shares: Iterator[CoreShare] = field(repr=False)
-
-    def core_share(self, settings: ModelSettings) -> CoreShare:
-        """The next worker's part; one more than was planned for shares the cores of all."""
-        return next(self.core_shares, CoreShare((), settings.replicas.threads or 1))
 
 
 @dataclass(frozen=True, slots=True)

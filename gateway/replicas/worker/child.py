@@ -133,9 +133,9 @@ class _Worker:
         self._open_engine = open_engine
         self._outbox = Outbox(connection)
         self._orders: SimpleQueue[Open | None] = SimpleQueue()
-        # a queue and not an event: a signal's handler may put into it at any moment
         self._ends: SimpleQueue[End] = SimpleQueue()
         self._stopping = False
+        self._told_to_stop = False
         self._opened = threading.Event()
         self._over = threading.Event()
         self._engine: WorkedEngine | None = None
@@ -145,8 +145,8 @@ class _Worker:
 
     def run(self) -> int:
         """From the first message to the last; the exit code."""
-        signal.signal(signal.SIGTERM, lambda *_: self._stop("stopped"))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which drains
+        signal.signal(signal.SIGTERM, lambda *_: self._give_up())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         _start_thread(self._listen, "forebay-listen")
         order = self._orders.get()
         if order is None:
@@ -191,6 +191,12 @@ class _Worker:
             beating.join()
             self._outbox.close(_FLUSH_S)
 
+    def _give_up(self) -> None:
+        """On SIGTERM. A service manager may send it to every process of a service at once: as long
+        as the gateway drains, and has not said that it is time, it means the gateway alone."""
+        if self._told_to_stop:
+            os._exit(1)
+
     def _stop(self, end: End) -> None:
         self._stopping = True
         self._ends.put(end)
@@ -222,6 +228,7 @@ class _Worker:
             case Open():
                 self._orders.put(message)
             case Stop():
+                self._told_to_stop = True
                 self._stop("stopped")
             case Submit():
                 with suppress(EngineError):  # it ends: the gateway hears of that and of all it lost

@@ -36,23 +36,14 @@ def open_model(order: Open, sink: Sink, progress: ReportProgress) -> Iterator[Op
         held.callback(loaded.executor.close)
         engine = loaded.open(sink, redis)
         held.callback(engine.close)
-        facts = loaded.facts
         _log.info(
-            "model loaded",
+            "worker loaded",
             model=settings.name,
-            executor=facts.executor,
-            device=facts.device,
-            dtype=facts.dtype,
             threads=order.cores.threads,
             cpus=list(order.cores.cpus) or None,
-            pool_tokens=facts.pool_tokens,
-            max_context=facts.max_context,
-            cache_identity=facts.cache_identity.hex()[:16],
-            dram_bytes=settings.cache.dram,
-            redis=redis is not None,
             seconds=round(time.monotonic() - started_s, 2),
         )
-        yield OpenedEngine(engine, facts)
+        yield OpenedEngine(engine, loaded.facts)
 
 
 def _placement(device: str, order: Open) -> Placement:

@@ -37,7 +37,8 @@ class WorkerProcess:
         return self._process.pid
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM). Harmless if it has."""
+        """Once it was told to stop: do so now, whatever is not saved yet (SIGTERM). Harmless if it
+        has ended."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 

@@ -101,7 +101,7 @@ class Supervisor:
         """
         self._task = asyncio.create_task(self._supervise(progress))
         try:
-            return await asyncio.shield(self._first)
+            return await self._first
         except BaseException:
             await self.close()
             raise

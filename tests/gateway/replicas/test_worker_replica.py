@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
@@ -137,3 +139,13 @@ async def test_its_model_and_keys_show_neither_in_arguments_nor_in_the_environme
     assert b"bundled" not in arguments + environment
     assert b"very-secret" not in arguments + environment
     assert b"FOREBAY_NATIVE=off" in environment  # what is about the machine goes on
+
+
+async def test_signals_to_all_processes_of_a_service_are_for_the_gateway(replica, stage) -> None:
+    async with replica.submit(request("a", [ENDLESS])) as stream:
+        await anext(stream)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(child_pids()[0], number)
+        assert (await answer(replica, request("b", [1], 50)))[0] == expected([1], 50)
+        await anext(stream)
+    assert replica.health().condition is Condition.SERVING
