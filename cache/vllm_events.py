@@ -5,13 +5,15 @@ holds and which block it extends. From that its link in our chain is made, as lo
 be followed from its beginning: a prompt's first block has to say under which salt it was stored,
 which tells whose chain it is. Of what cannot be followed nothing is told, and it is counted.
 
-Two copies of a block can lie in a vLLM's cache, and each is told of when it comes and when it goes.
+Several copies of a block can lie in a vLLM's cache, and each is told of when it comes and when it
+goes. Where it speculates, a block's name goes by some tokens behind it too, so that blocks with one
+link can have several names.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import TypeAlias
@@ -21,13 +23,14 @@ import xxhash
 from cache.block import Tier
 from cache.block_events import BlockEvents
 from cache.hashing import CHAIN_BLOCK_TOKENS
-from cache.journal import Journal
+from cache.journal import Journal, TierChanges
 from cache.vllm_messages import AllCleared, BlocksRemoved, BlocksStored, TheirHash, VllmEvent
 
 RootOfSalt: TypeAlias = Callable[[str], bytes | None]
 """The root of the chains of prompts that are sent with a `cache_salt`; None if it is not ours."""
 
 _TIERS: Mapping[object, Tier] = {None: Tier.DEVICE, "GPU": Tier.DEVICE, "CPU": Tier.DRAM}
+_SALT_KEY = "cache_salt"
 _EVERY_TOKEN = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of attention whose blocks make up whole prefixes; others keep a window or a state."""
 _TOKEN_BYTES = 4
@@ -59,7 +62,7 @@ class Untracked(StrEnum):
 
 
 class _Block:
-    """How many copies lie in each tier."""
+    """What is known under one name, and how many copies of that lie in each tier."""
 
     __slots__ = ("device", "dram", "link", "parent")
 
@@ -68,6 +71,33 @@ class _Block:
         self.parent = parent
         self.device = 0
         self.dram = 0
+
+
+class _Held:
+    """What one tier holds, by link, whatever it is called there."""
+
+    __slots__ = ("_copies", "_journal")
+
+    def __init__(self, journal: TierChanges) -> None:
+        self._journal = journal
+        self._copies: dict[bytes, int] = {}
+
+    def links(self) -> Collection[bytes]:
+        return self._copies.keys()
+
+    def add(self, link: bytes) -> None:
+        copies = self._copies.get(link, 0)
+        if not copies:
+            self._journal.stored(link)
+        self._copies[link] = copies + 1
+
+    def remove(self, link: bytes, copies: int = 1) -> None:
+        left = self._copies[link] - copies
+        if left:
+            self._copies[link] = left
+        else:
+            del self._copies[link]
+            self._journal.removed(link)
 
 
 class VllmRehasher:
@@ -106,7 +136,7 @@ class VllmRehasher:
         """Something that it told was missed: what it holds now is not known. What its blocks are
         still is, so that those that come to extend them can be followed."""
         self._gone = self._held
-        self._held = OrderedDict()
+        self._hold_nothing()
         return self._journal.snapshot({})
 
     def follow(self, events: Iterable[VllmEvent]) -> Iterator[BlockEvents]:
@@ -131,33 +161,36 @@ class VllmRehasher:
         assert len(self._held) + len(self._gone) <= self._max_blocks, "more than may be remembered"
         for block in self._held.values():
             assert block.device > 0 or block.dram > 0, "a block is held nowhere"
+        on_device = {block.link for block in self._held.values() if block.device}
+        assert self._on_device.links() == on_device, "a link is held on the device by no block"
+        in_dram = {block.link for block in self._held.values() if block.dram}
+        assert self._in_dram.links() == in_dram, "a link is held in DRAM by no block"
 
     def _begin(self) -> None:
         self._epoch += 1
         self._journal = Journal(self._epoch)
-        self._on_device = self._journal.of(Tier.DEVICE)
-        self._in_dram = self._journal.of(Tier.DRAM)
         self.block_tokens = None
         self._group: object = None
         self._begun = False
-        self._held = OrderedDict()
         self._gone = OrderedDict()
+        self._hold_nothing()
+
+    def _hold_nothing(self) -> None:
+        self._held = OrderedDict()
+        self._on_device = _Held(self._journal.of(Tier.DEVICE))
+        self._in_dram = _Held(self._journal.of(Tier.DRAM))
 
     def _told(self) -> Iterator[BlockEvents]:
         if not self._begun and self._held:
             self._begun = True
-            held = self._held.values()
             yield self._journal.snapshot(
-                {
-                    Tier.DEVICE: [block.link for block in held if block.device],
-                    Tier.DRAM: [block.link for block in held if block.dram],
-                }
+                {Tier.DEVICE: self._on_device.links(), Tier.DRAM: self._in_dram.links()}
             )
         while (batch := self._journal.take()) is not None:
             yield batch
 
     def _store(self, event: BlocksStored) -> None:
-        tier = _tier_of(event.medium)
+        tier = _tier_of(event)
         why_none = self._why_none(event, tier)
         if tier is None or why_none is not None:
             self.untracked[why_none or Untracked.MEDIUM] += len(event.hashes)
@@ -215,9 +248,8 @@ class VllmRehasher:
         if parent is None:
             if not keys:
                 return Untracked.UNSALTED
-            if not isinstance(keys, list) or len(keys) != 1 or not isinstance(keys[0], str):
-                return Untracked.CONTENT
-            return self._root_of_salt(keys[0]) or Untracked.SALT
+            salt = _salt_alone(keys)
+            return Untracked.CONTENT if salt is None else self._root_of_salt(salt) or Untracked.SALT
         if keys:
             return Untracked.CONTENT
         extended = self._held.get(parent) or self._gone.get(parent)
@@ -229,13 +261,11 @@ class VllmRehasher:
             block.device = block.dram = 0
             self._held[name] = block
         if tier is Tier.DEVICE:
-            if not block.device:
-                self._on_device.stored(block.link)
             block.device += 1
+            self._on_device.add(block.link)
         else:
-            if not block.dram:
-                self._in_dram.stored(block.link)
             block.dram += 1
+            self._in_dram.add(block.link)
 
     def _prove(self, name: TheirHash) -> None:
         """A block has come to extend this one, so that it is there, with all that it extends,
@@ -255,7 +285,7 @@ class VllmRehasher:
             self._hold(above, block, Tier.DEVICE)
 
     def _remove(self, event: BlocksRemoved) -> None:
-        tier = _tier_of(event.medium)
+        tier = _tier_of(event)
         if tier is None or self._is_of_others(event.group):
             return
         for name in event.hashes:
@@ -264,12 +294,10 @@ class VllmRehasher:
                 continue
             if tier is Tier.DEVICE and block.device:
                 block.device -= 1
-                if not block.device:
-                    self._on_device.removed(block.link)
+                self._on_device.remove(block.link)
             elif tier is Tier.DRAM and block.dram:
                 block.dram -= 1
-                if not block.dram:
-                    self._in_dram.removed(block.link)
+                self._in_dram.remove(block.link)
             if not block.device and not block.dram:
                 del self._held[name]
                 self._gone[name] = block
@@ -281,9 +309,9 @@ class VllmRehasher:
                 continue
             _, block = self._held.popitem(last=False)
             if block.device:
-                self._on_device.removed(block.link)
+                self._on_device.remove(block.link, block.device)
             if block.dram:
-                self._in_dram.removed(block.link)
+                self._in_dram.remove(block.link, block.dram)
 
 
 def _pieces(event: BlocksStored) -> Iterator[BlocksStored]:
@@ -313,8 +341,19 @@ def _extended(link: bytes, token_bytes: bytes) -> bytes:
     return link
 
 
-def _tier_of(medium: object) -> Tier | None:
-    return _TIERS.get(medium) if _is_one_of(medium, _TIERS.keys()) else None
+def _salt_alone(keys: object) -> str | None:
+    """The salt, if a block's content depends on nothing else; it may be tagged as what it is."""
+    if not isinstance(keys, list) or len(keys) != 1:
+        return None
+    key = keys[0]
+    if isinstance(key, list) and len(key) == 2 and key[0] == _SALT_KEY:
+        key = key[1]
+    return key if isinstance(key, str) else None
+
+
+def _tier_of(event: BlocksStored | BlocksRemoved) -> Tier | None:
+    known = not event.remote and _is_one_of(event.medium, _TIERS.keys())
+    return _TIERS.get(event.medium) if known else None
 
 
 def _is_one_of(value: object, known: Iterable[object]) -> bool:

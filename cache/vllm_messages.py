@@ -19,6 +19,7 @@ from cache.prompt_links import token_bytes_of
 TheirHash: TypeAlias = int | bytes
 _MAP_HEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """First bytes of a msgpack map."""
+_REMOTE = "REMOTE"
 
 
 class NotABatch(ValueError):
@@ -33,6 +34,7 @@ class BlocksStored:
     sender left out some. `extra_keys` has what else each block's content depends on, by block: the
     salt in a prompt's first, images, ...; None where nothing is said. `adapted`: by an adapter.
     `group` numbers the layers that the blocks are of, `attention` says of what kind these are.
+    `remote`: what holds them is shared with other machines.
     """
 
     hashes: Sequence[TheirHash]
@@ -44,6 +46,7 @@ class BlocksStored:
     extra_keys: object
     group: object
     attention: object
+    remote: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class BlocksRemoved:
     hashes: Sequence[TheirHash]
     medium: object
     group: object
+    remote: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class _Stored(msgspec.Struct):
     extra_keys: Any = None
     group_idx: Any = None
     kv_cache_spec_kind: Any = None
+    kv_cache_spec_sliding_window: Any = None
+    locality: Any = None
 
     def event(self) -> VllmEvent:
         return BlocksStored(
@@ -100,6 +106,7 @@ class _Stored(msgspec.Struct):
             extra_keys=self.extra_keys,
             group=self.group_idx,
             attention=self.kv_cache_spec_kind,
+            remote=self.locality == _REMOTE,
         )
 
 
@@ -107,9 +114,11 @@ class _Removed(msgspec.Struct):
     block_hashes: list[TheirHash]
     medium: Any = None
     group_idx: Any = None
+    locality: Any = None
 
     def event(self) -> VllmEvent:
-        return BlocksRemoved(self.block_hashes, self.medium, self.group_idx)
+        remote = self.locality == _REMOTE
+        return BlocksRemoved(self.block_hashes, self.medium, self.group_idx, remote)
 
 
 class _Cleared(msgspec.Struct):

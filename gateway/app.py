@@ -19,7 +19,7 @@ from gateway.admin.requests import RequestAdmin
 from gateway.caches_api import CACHE_PREFIX, CACHES, CachesApi
 from gateway.errors import ApiError, internal_error, unavailable
 from gateway.fleet_control import FleetControl, LateFleetControl
-from gateway.http_call import ClientDisconnectedError, HttpCall
+from gateway.http_call import REQUEST_ID, ClientDisconnectedError, HttpCall
 from gateway.journey import Journey
 from gateway.lifecycle import Lifecycle
 from gateway.logs import bind_request_id
@@ -156,20 +156,26 @@ class Application:
     def __init__(self, routes: Routes, runtime: RuntimeConfig) -> None:
         self._routes = routes
         self._runtime = runtime
-        self._cors: tuple[tuple[str, ...], ASGIApp] = ((), self._answer)
+        self._cors: tuple[tuple[str, ...], ASGIApp | None] = ((), None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry."""
         if scope["type"] == "http":
-            await self._with_cors()(*_with_request_id(scope, receive, send))
+            scope["state"] = {**scope.get("state", {}), "request_id": _request_id(scope)}
+            cors = self._with_cors()
+            if cors is None:
+                await self._answer(scope, receive, send)
+            else:
+                await cors(scope, receive, _with_request_id(scope, send))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1003})
 
-    def _with_cors(self) -> ASGIApp:
-        """The configured origins change with a reload, the layer with them."""
+    def _with_cors(self) -> ASGIApp | None:
+        """The layer for the configured origins, which change with a reload; None if there are
+        none."""
         origins = self._runtime.current.settings.server.cors_origins
         if self._cors[0] != origins:
             layer = CORSMiddleware(
@@ -179,7 +185,7 @@ class Application:
                 allow_headers=("*",),
                 expose_headers=_EXPOSED_HEADERS,
             )
-            self._cors = (origins, layer if origins else self._answer)
+            self._cors = (origins, layer if origins else None)
         return self._cors[1]
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,19 +205,26 @@ class Application:
             await call.answer_error(internal_error(call.request_id))
 
 
-def _with_request_id(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
-    """The client's request id if it is sane, else a new one, on every answer of every layer."""
-    offered = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    request_id = offered.decode() if _SANE_ID.fullmatch(offered) else "req-" + token_hex(12)
-    header = (b"x-request-id", request_id.encode())
+def _request_id(scope: Scope) -> str:
+    """The client's request id if it is sane, else a new one."""
+    for name, value in scope["headers"]:
+        if name == REQUEST_ID:
+            if _SANE_ID.fullmatch(value):
+                return str(value, "ascii")
+            break
+    return "req-" + token_hex(12)
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    """Put the request's id on what a layer answers by itself; our own answers have it."""
+    header = (REQUEST_ID, scope["state"]["request_id"].encode())
 
     async def send_with_id(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] == "http.response.start" and header not in message["headers"]:
             message["headers"] = [*message["headers"], header]
         await send(message)
 
-    state = {**scope.get("state", {}), "request_id": request_id}
-    return {**scope, "state": state}, receive, send_with_id
+    return send_with_id
 
 
 def _handler(methods: Mapping[str, Handler], call: HttpCall) -> Handler:

@@ -19,6 +19,8 @@ from gateway.errors import ApiError
 
 Header = tuple[bytes, bytes]
 
+REQUEST_ID = b"x-request-id"
+
 _SMALL_BODY_BYTES = 64 << 10
 _LINGER_S = 2.0
 _LINGER_BYTES = 64 << 20
@@ -96,13 +98,13 @@ class HttpCall:
         return message
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Send status and headers."""
+        """Send status and headers, the request's id among them."""
         self.response_started = True
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": list(headers),
+                "headers": [*headers, (REQUEST_ID, self.request_id.encode())],
             }
         )
 

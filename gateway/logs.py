@@ -1,7 +1,8 @@
 """Structured logs: JSON for machines, a console rendering for people, and no secrets in either.
 
-Everything goes to one stream through one chain, the standard library's loggers (uvicorn's among
-them) included, so that the redactor sees every line. Prompt text is never handed to a logger.
+Everything goes to one stream and through one redactor, the standard library's loggers (uvicorn's
+among them) included. Our own lines, one for every request among them, do not take the way through
+that library, which costs more than making them. Prompt text is never handed to a logger.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -20,6 +22,8 @@ LogFormat = Literal["auto", "json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _MASK = "[redacted]"
+_REMEMBERED_TEXTS = 1024
+_REMEMBERED_CHARACTERS = 64
 _SECRET_KEYS = frozenset(
     {"authorization", "proxy-authorization", "api_key", "api-key", "x-api-key", "cookie", "secret"}
 )
@@ -37,6 +41,8 @@ class Redactor:
         would hide the log and, by where the masks are, show the secret."""
         known = sorted({secret for secret in secrets if len(secret) >= 6}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
+        # most values come in line after line: names of tenants, models, loggers
+        self._harmless: set[str] = set()
 
     def __call__(
         self, _logger: Any, _method: str, event: MutableMapping[str, Any]
@@ -46,14 +52,23 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """A text with its secrets masked, and lone surrogates, which no encoding takes, escaped."""
-        text = text.encode("utf-8", "backslashreplace").decode()
+        if text in self._harmless:
+            return text
+        masked = text.encode("utf-8", "backslashreplace").decode()
         if self._known is not None:
-            text = self._known.sub(_MASK, text)
-        return _SECRET_SHAPES.sub(_masked, text)
+            masked = self._known.sub(_MASK, masked)
+        masked = _SECRET_SHAPES.sub(_masked, masked)
+        if masked == text and len(text) <= _REMEMBERED_CHARACTERS:
+            if len(self._harmless) >= _REMEMBERED_TEXTS:
+                self._harmless.clear()
+            self._harmless.add(text)
+        return masked
 
     def _value(self, key: object, value: Any) -> Any:
         if isinstance(key, str) and key.lower() in _SECRET_KEYS:
             return _MASK
+        if value is None or isinstance(value, int | float):
+            return value
         if isinstance(value, bytes):
             value = value.decode("utf-8", "replace")
         if isinstance(value, str):
@@ -64,8 +79,6 @@ class Redactor:
             }
         if isinstance(value, list | tuple):
             return [self._value(None, item) for item in value]
-        if value is None or isinstance(value, int | float):
-            return value
         return self.text(str(value))
 
 
@@ -83,19 +96,17 @@ def configure_logging(
     """
     on_terminal = (sys.stderr if stream is None else stream).isatty()
     as_json = log_format == "json" or (log_format == "auto" and not on_terminal)
-    shared: list[Processor] = [
+    described: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
-        structlog.stdlib.PositionalArgumentsFormatter(),
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
     ]
     rendering: list[Processor] = [
-        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.StackInfoRenderer(),
         # To text before the redactor, since a traceback can quote what it choked on.
         structlog.processors.format_exc_info,
         Redactor(secrets),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if as_json:
         rendering += [
@@ -107,10 +118,11 @@ def configure_logging(
             _without_nothing,
             structlog.dev.ConsoleRenderer(colors=on_terminal, sort_keys=False),
         ]
-    handler = _StandardError() if stream is None else logging.StreamHandler(stream)
+    handler = _Lines(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[_without_color_message, *shared], processors=rendering
+            foreign_pre_chain=[_without_color_message, *described],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()
@@ -126,29 +138,50 @@ def configure_logging(
     for name in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[*described, *rendering],
+        logger_factory=lambda name="": _OwnLogger(name, handler),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=False,
     )
 
 
-class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at that moment: a progress bar takes its place for a while, to
-    keep lines from being written into the bar."""
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes to one stream; to what `sys.stderr` is at that moment if none is given: a progress bar
+    takes its place for a while, to keep lines from being written into the bar."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._given = stream
+        super().__init__(stream)
 
     @property
     def stream(self) -> TextIO:
-        """The current standard error."""
-        return sys.stderr
+        """The given one, else the current standard error."""
+        return sys.stderr if self._given is None else self._given
 
     @stream.setter
     def stream(self, _given: TextIO) -> None:
         """The base class sets it once; here it is looked up instead."""
+
+    def write_line(self, line: str) -> None:
+        """One line of our own, whole, whichever thread it is from."""
+        self.acquire()
+        try:
+            # a log that nobody reads any more must not end what is being logged
+            with suppress(OSError, ValueError):
+                self.stream.write(line + self.terminator)
+                self.stream.flush()
+        finally:
+            self.release()
+
+
+class _OwnLogger:
+    """What structlog hands finished lines to, by level."""
+
+    __slots__ = ("critical", "debug", "error", "info", "name", "warning")
+
+    def __init__(self, name: str, handler: _Lines) -> None:
+        self.name = name
+        self.debug = self.info = self.warning = self.error = self.critical = handler.write_line
 
 
 def bind_request_id(request_id: str) -> None:

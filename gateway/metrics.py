@@ -189,8 +189,9 @@ class Metrics:
             series.e2e.observe(e2e_s)
         series.prompt.inc(prompt_tokens)
         for tier, tokens in cached_by_tier.items():
-            series.cached.inc(tokens)
-            series.cached_from[tier].inc(tokens)
+            if tokens:
+                series.cached.inc(tokens)
+                series.cached_from[tier].inc(tokens)
         series.generated.inc(generated_tokens)
 
     @contextmanager

@@ -70,23 +70,29 @@ class EventStream:
         self._call = call
         self._headers = headers
         self._times = times
+        self._tick_s = min(times.heartbeat_s, times.stall_s) / 4
         self._last_sent_s = 0.0
         self._sending_since_s: float | None = None
+        self._speaking: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
         await self._call.start(200, [*_HEADERS, *self._headers])
         self._last_sent_s = monotonic()
         self._interruption = Interruption()
-        self._attendant = asyncio.create_task(self._attend())
+        self._loop = asyncio.get_running_loop()
+        self._tick = self._loop.call_later(self._tick_s, self._attend)
         return self
 
-    async def send(self, frames: bytes | bytearray) -> None:
-        """Send whole events."""
-        await self._send(frames, more=True)
+    async def send(self, frames: bytes | bytearray, *, more: bool = True) -> None:
+        """Send whole events; the last ones if there are no `more`."""
+        self._sending_since_s = monotonic()
+        await self._call.send(bytes(frames), more=more)
+        self._sending_since_s = None
+        self._last_sent_s = monotonic()
 
     async def end(self, frames: bytes | bytearray) -> None:
         """Send the last events and with them the answer's end."""
-        await self._send(frames, more=False)
+        await self.send(frames, more=False)
 
     async def __aexit__(
         self,
@@ -94,31 +100,30 @@ class EventStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._attendant.cancel()
+        self._tick.cancel()
+        if self._speaking is not None:
+            self._speaking.cancel()
         if kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
             raise ClientDisconnectedError from None
 
-    async def _send(self, frames: bytes | bytearray, *, more: bool) -> None:
-        self._sending_since_s = monotonic()
-        await self._call.send(bytes(frames), more=more)
-        self._sending_since_s = None
-        self._last_sent_s = monotonic()
+    def _attend(self) -> None:
+        """Speak when there is silence, give up when nobody listens. Looks now and then: a timer for
+        each of many streams costs less than a task."""
+        now_s = monotonic()
+        if self._sending_since_s is not None:
+            if now_s - self._sending_since_s >= self._times.stall_s:
+                self._interruption.fire()
+                return
+        elif now_s - self._last_sent_s >= self._times.heartbeat_s and (
+            self._speaking is None or self._speaking.done()
+        ):
+            self._last_sent_s = now_s
+            self._speaking = asyncio.create_task(self._speak())
+        self._tick = self._loop.call_later(self._tick_s, self._attend)
 
-    async def _attend(self) -> None:
-        """Speak when there is silence, give up when nobody listens."""
-        tick_s = min(self._times.heartbeat_s, self._times.stall_s) / 4
-        while True:
-            await asyncio.sleep(tick_s)
-            now_s = monotonic()
-            if self._sending_since_s is not None:
-                if now_s - self._sending_since_s >= self._times.stall_s:
-                    self._interruption.fire()
-                    return
-            elif now_s - self._last_sent_s >= self._times.heartbeat_s:
-                self._last_sent_s = now_s
-                try:
-                    async with asyncio.timeout(self._times.stall_s):
-                        await self._call.send(_KEEP_ALIVE, more=True)
-                except TimeoutError:
-                    self._interruption.fire()
-                    return
+    async def _speak(self) -> None:
+        try:
+            async with asyncio.timeout(self._times.stall_s):
+                await self._call.send(_KEEP_ALIVE, more=True)
+        except TimeoutError:
+            self._interruption.fire()

@@ -13,6 +13,7 @@ from cache.hashing import owner_tags
 from cache.report import Erased
 from gateway.admin.auth import require_operator
 from gateway.admin.cache_answers import erased_answer, stats_answer, tenants_by_tag
+from gateway.dispatch.member import Condition
 from gateway.errors import ApiError, bad_request, unavailable
 from gateway.explain import explained
 from gateway.http_call import HttpCall
@@ -20,7 +21,7 @@ from gateway.models import Models
 from gateway.named_caches import ErasedNames
 from gateway.recent_requests import REMEMBERED, RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
-from gateway.replica import Replica
+from gateway.replica import Replica, ReplicaUnavailable
 from gateway.served_model import ServedModel
 from gateway.settings import TENANT_ID, TENANT_ID_RULE
 
@@ -174,7 +175,7 @@ async def _remove(models: Mapping[str, ServedModel], removal: Removal) -> dict[s
 async def _remove_from(name: str, model: ServedModel, removal: Removal) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_REMOVAL_S):
-            erased = await asyncio.gather(*(removal(replica) for replica in model.replicas))
+            erased = await asyncio.gather(*(_removed(removal, r) for r in model.replicas))
     except TimeoutError:
         return {"error": f"was not done within {_REMOVAL_S:.0f} seconds"}
     except Exception:  # noqa: BLE001 - one model's failure must not hide what the others removed
@@ -184,14 +185,25 @@ async def _remove_from(name: str, model: ServedModel, removal: Removal) -> dict[
     return erased_answer(all_erased(erased), stats)
 
 
+async def _removed(removal: Removal, replica: Replica) -> Erased:
+    """A worker that is down has lost what it held, and its next life begins with nothing; what it
+    shares through Redis is for others to remove."""
+    try:
+        return await removal(replica)
+    except ReplicaUnavailable:
+        if replica.health().condition is Condition.SERVING:
+            raise
+        return Erased(device=0, dram=0, redis=None)
+
+
 def all_erased(parts: Sequence[Erased]) -> Erased:
-    """What was removed from all of a model's replicas. They share Redis: one that could not ask it
-    leaves open whether all is gone."""
-    redis = [part.redis for part in parts]
+    """What was removed from all of a model's replicas. They share Redis: one that could ask it is
+    enough."""
+    redis = [part.redis for part in parts if part.redis is not None]
     return Erased(
         device=sum(part.device for part in parts),
         dram=sum(part.dram for part in parts),
-        redis=None if None in redis else sum(count or 0 for count in redis),
+        redis=sum(redis) if redis else None,
     )
 
 

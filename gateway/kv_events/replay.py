@@ -42,7 +42,8 @@ async def replay(
         while True:
             rest_s = min(times.silence_s, deadline_s - monotonic())
             try:
-                frames = await asyncio.wait_for(socket.recv_multipart(), rest_s)
+                async with asyncio.timeout(rest_s):
+                    frames = await socket.recv_multipart()
             except TimeoutError:
                 return
             message = replayed(frames)

@@ -13,7 +13,7 @@ _MOST_MESSAGE_BYTES = 32 << 20
 _MOST_WAITING = 10_000
 """Messages; what comes on top is lost, which shows in the numbers."""
 _RECONNECT_MS = 100
-_MOST_RECONNECT_MS = 5_000
+_MOST_RECONNECT_MS = 2_000
 _HEARTBEAT_MS = 2_000
 _DEAD_AFTER_MS = 6_000
 
@@ -34,6 +34,16 @@ def open_socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio
         yield socket
     finally:
         socket.close()
+
+
+def check_endpoint(context: zmq.asyncio.Context, endpoint: str) -> None:
+    """Raises ValueError unless this is something to connect to; whether anybody is there does not
+    matter."""
+    with open_socket(context, zmq.DEALER) as socket:
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise ValueError(f"{endpoint}: {error.strerror}") from error
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from cache.vllm_messages import NotABatch, decode_batch
 from gateway.kv_events.arrivals import Arrival, Arrivals
 from gateway.kv_events.frames import Numbered, published
 from gateway.kv_events.replay import USUAL_TIMES, ReplayTimes, replay
-from gateway.kv_events.sockets import is_made, open_socket, watch_connection
+from gateway.kv_events.sockets import check_endpoint, is_made, open_socket, watch_connection
 
 _log = structlog.get_logger("forebay.kv_events")
 
@@ -84,14 +84,14 @@ class VllmFollower:
 
     async def __aenter__(self) -> VllmFollower:
         """Raises ValueError for an endpoint that is none."""
+        check_endpoint(self._context, self._endpoint)
+        if self._replay_endpoint is not None:
+            check_endpoint(self._context, self._replay_endpoint)
         async with AsyncExitStack() as scope:
             socket = scope.enter_context(open_socket(self._context, zmq.SUB))
             monitor = scope.enter_context(watch_connection(socket))
             socket.subscribe(b"")
-            try:
-                socket.connect(self._endpoint)
-            except zmq.ZMQError as error:
-                raise ValueError(f"{self._endpoint}: {error.strerror}") from error
+            socket.connect(self._endpoint)
             following = asyncio.create_task(self._follow(socket, monitor))
             scope.push_async_callback(_cancelled, following)
             following.add_done_callback(self._ended)

@@ -42,12 +42,14 @@ class RemoteReplicas:
         self._model = model
         self._directory = directory
         self._environ = environ
+        self._wanted: Sequence[RemoteSettings] = ()
         self._settings: dict[str, RemoteSettings] = {}
         self._reported: dict[str, Standing] = {}
 
     async def open(self, remotes: Sequence[RemoteSettings]) -> None:
         """Use these servers. One that does not answer is used once it does. Raises ConfigError
         where a server's key is not set."""
+        self._wanted = remotes
         for remote in remotes:
             await self.add(remote)
         # so that the first request does not find all of them unprobed
@@ -90,7 +92,10 @@ class RemoteReplicas:
         return replica.name
 
     async def become(self, remotes: Sequence[RemoteSettings], drain_s: float) -> None:
-        """Use exactly these servers: new ones are added before old ones are drained."""
+        """Use exactly these servers: new ones are added before old ones are drained. Without effect
+        if they are what was wanted before: the operator may have changed the fleet since."""
+        if remotes == self._wanted:
+            return
         wanted = list(remotes)
         left = [name for name, settings in self._settings.items() if settings not in wanted]
         new = [remote for remote in wanted if remote not in self._settings.values()]
@@ -101,6 +106,7 @@ class RemoteReplicas:
             await self.add(remote)
         for name in left:
             await self.group.retire(name, drain_s)
+        self._wanted = remotes
 
     def note_foreign(self, news: FleetNews) -> None:
         """Take in what others have put on the servers: as the other gateways say, or as the servers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
@@ -12,9 +12,10 @@ from cache.block_pool import Share
 from cache.report import CacheStats, Erased
 from engine.errors import EngineError
 from engine.report import EngineStats, StepReport
-from engine.request import EngineOutput, EngineRequest, FinishReason
+from engine.request import EngineRequest
 from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable, TokenStream
+from gateway.replicas.inbox import Inbox
 from policies.cost import Coefficients
 
 Sink = Callable[[StepReport], None]
@@ -67,10 +68,7 @@ class StepEngine(Protocol):
 
 class InProcessReplica:
     """Carries requests to the engine's thread, and each step's outcome back in one wake-up.
-
-    Outputs that nobody has taken yet are handed over as one, so that a slow consumer costs memory
-    in the order of its answer's tokens and gets fewer, larger pieces. Implements `Replica`.
-    """
+    Implements `Replica`."""
 
     def __init__(
         self,
@@ -92,7 +90,7 @@ class InProcessReplica:
         self._loop = asyncio.get_running_loop()
         self._max_open = max_open
         self._observe = observe
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._empty = asyncio.Event()
         self._empty.set()
         self._draining = False
@@ -110,7 +108,7 @@ class InProcessReplica:
         if len(self._inboxes) >= self._max_open:
             raise ReplicaUnavailable("Every place in the engine's queue is taken.", full=True)
         request_id = request.request_id
-        inbox = self._inboxes[request_id] = _Inbox(self._loop)
+        inbox = self._inboxes[request_id] = Inbox(self._loop)
         self._empty.clear()
         try:
             try:
@@ -201,71 +199,3 @@ class InProcessReplica:
         if report.cost is not None:
             self._cost = report.cost
         self._observe(self.name, report)
-
-
-class _Inbox:
-    """One request's outputs between the delivering callback and the task that consumes them."""
-
-    __slots__ = ("_loop", "_lost", "_pending", "_waiter", "ended")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.ended = False
-        self._lost = False
-        self._loop = loop
-        self._pending: list[EngineOutput] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, output: EngineOutput, *, alive: bool) -> None:
-        """Add an output. One that ends the request without its owner's doing means it is lost."""
-        reason = output.finish_reason
-        if reason is FinishReason.ABORT or (reason is FinishReason.ERROR and not alive):
-            self._lost = True
-        else:
-            self._pending.append(output)
-        if reason is not None:
-            self.ended = True
-        self._wake()
-
-    def end(self) -> None:
-        """Nothing more will come: the owner has left."""
-        self.ended = True
-        self._wake()
-
-    def __aiter__(self) -> AsyncIterator[EngineOutput]:
-        return self
-
-    async def __anext__(self) -> EngineOutput:
-        while not self._pending:
-            if self._lost:
-                raise ReplicaUnavailable("The engine stopped before the answer was complete.")
-            if self.ended:
-                raise StopAsyncIteration
-            self._waiter = self._loop.create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        outputs, self._pending = self._pending, []
-        return outputs[0] if len(outputs) == 1 else _joined(outputs)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
-    """Several outputs of one request as if one step had produced them."""
-    last = outputs[-1]
-    prompt_logprobs = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
-    cache_uses = [output.cache_use for output in outputs if output.cache_use is not None]
-    return EngineOutput(
-        request_id=last.request_id,
-        token_ids=tuple(token for output in outputs for token in output.token_ids),
-        logprobs=tuple(entry for output in outputs for entry in output.logprobs),
-        cached_tokens=last.cached_tokens,
-        finish_reason=last.finish_reason,
-        stopped_by_token=last.stopped_by_token,
-        error=last.error,
-        prompt_logprobs=prompt_logprobs[0] if prompt_logprobs else None,
-        cache_use=cache_uses[0] if cache_uses else None,
-    )

@@ -59,6 +59,7 @@ class LocalReplicas:
         """There once `open` has returned."""
         self._settings = settings
         self._context = context
+        self._wanted = settings.replicas.count
         self._numbers = 0
         self._tenants: Sequence[TenantSettings] = ()
         self._facts: dict[str, EngineFacts] = {}
@@ -87,12 +88,16 @@ class LocalReplicas:
             return name
 
     async def scale(self, count: int, drain_s: float) -> None:
-        """Start replicas, or retire the youngest, until there are `count`."""
+        """Start replicas, or retire the youngest, until there are `count`. Without effect if that is
+        what was wanted before: the operator may have added some, or taken some away, since."""
+        if count == self._wanted:
+            return
         names = [member.name for member in self.group.router.members if not member.draining]
         for name in names[count:][::-1]:
             await self.group.retire(name, drain_s)
         for _ in range(count - len(names)):
             await self.add(no_progress)
+        self._wanted = count
 
     async def set_tenants(self, tenants: Sequence[TenantSettings]) -> None:
         """Put their floors and quotas to use, in every replica and in those to come."""

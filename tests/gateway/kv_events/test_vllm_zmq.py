@@ -308,19 +308,22 @@ async def test_a_listener_that_missed_something_is_told_from_the_beginning(
         assert following.stats().gaps == 0
 
 
-@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1", "nothing://x", "tcp://127.0.0.1:99999"])
+@pytest.mark.parametrize(
+    ("endpoint", "replay_endpoint"),
+    [("tcp://127.0.0.1", None), ("nothing://x", None), ("tcp://127.0.0.1:1", "tcp://127.0.0.1")],
+)
 async def test_an_endpoint_that_is_none_is_refused(
-    context: zmq.asyncio.Context, endpoint: str
+    context: zmq.asyncio.Context, endpoint: str, replay_endpoint: str | None
 ) -> None:
     refused = VllmFollower(
         "remote",
         context,
         endpoint,
-        replay_endpoint=None,
+        replay_endpoint=replay_endpoint,
         root_of_salt=ROOTS.get,
         deliver=Heard().take,
     )
-    with pytest.raises(ValueError, match=endpoint):
+    with pytest.raises(ValueError, match=replay_endpoint or endpoint):
         async with refused:
             pass
 
