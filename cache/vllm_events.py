@@ -13,7 +13,7 @@ link can have several names.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import TypeAlias
@@ -23,7 +23,8 @@ import xxhash
 from cache.block import Tier
 from cache.block_events import BlockEvents
 from cache.hashing import CHAIN_BLOCK_TOKENS
-from cache.journal import Journal, TierChanges
+from cache.held_links import HeldLinks
+from cache.journal import Journal
 from cache.vllm_messages import AllCleared, BlocksRemoved, BlocksStored, TheirHash, VllmEvent
 
 RootOfSalt: TypeAlias = Callable[[str], bytes | None]
@@ -73,33 +74,6 @@ class _Block:
         self.dram = 0
 
 
-class _Held:
-    """What one tier holds, by link, whatever it is called there."""
-
-    __slots__ = ("_copies", "_journal")
-
-    def __init__(self, journal: TierChanges) -> None:
-        self._journal = journal
-        self._copies: dict[bytes, int] = {}
-
-    def links(self) -> Collection[bytes]:
-        return self._copies.keys()
-
-    def add(self, link: bytes) -> None:
-        copies = self._copies.get(link, 0)
-        if not copies:
-            self._journal.stored(link)
-        self._copies[link] = copies + 1
-
-    def remove(self, link: bytes, copies: int = 1) -> None:
-        left = self._copies[link] - copies
-        if left:
-            self._copies[link] = left
-        else:
-            del self._copies[link]
-            self._journal.removed(link)
-
-
 class VllmRehasher:
     """Follows one vLLM. What it returns is to be applied in order; the first batch of a life that
     tells of blocks is a snapshot.
@@ -110,7 +84,7 @@ class VllmRehasher:
     """
 
     def __init__(self, root_of_salt: RootOfSalt, *, max_blocks: int = _MOST_BLOCKS) -> None:
-        """Of more than `max_blocks` different blocks (some 400 bytes each) those that have gone are
+        """Of more than `max_blocks` different blocks (some 500 bytes each) those that have gone are
         forgotten, then those that were stored first. Raises ValueError for less than one."""
         if max_blocks < 1:
             raise ValueError(f"max_blocks must be at least 1, not {max_blocks}")
@@ -177,8 +151,8 @@ class VllmRehasher:
 
     def _hold_nothing(self) -> None:
         self._held = OrderedDict()
-        self._on_device = _Held(self._journal.of(Tier.DEVICE))
-        self._in_dram = _Held(self._journal.of(Tier.DRAM))
+        self._on_device = HeldLinks(self._journal.of(Tier.DEVICE))
+        self._in_dram = HeldLinks(self._journal.of(Tier.DRAM))
 
     def _told(self) -> Iterator[BlockEvents]:
         if not self._begun and self._held:

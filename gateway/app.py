@@ -45,6 +45,7 @@ _EXPOSED_HEADERS = (
     "x-request-id",
     "retry-after",
     "x-forebay-replica",
+    "x-forebay-predicted-ttft-ms",
     "x-forebay-cached-tokens",
     "x-forebay-cached-tiers",
     "x-forebay-queue-ms",

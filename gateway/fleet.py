@@ -227,9 +227,6 @@ class Fleet:
 
     async def _open_remote(self, settings: ModelSettings) -> None:
         router: Router[RemoteReplica] = self._router(settings)
-        remotes = self._remote[settings.name] = RemoteReplicas(
-            settings.name, router, self._context.directory, self._environ
-        )
         tokenizer, template = None, None
         if settings.tokenizer is not None:
             from engine.loading import bundled_model_path, load_text_side
@@ -243,19 +240,21 @@ class Fleet:
             tokenizer = text.tokenizer
             if text.chat_template is not None:
                 template = ChatTemplate(text.chat_template, tokenizer)
-        await remotes.open(settings.remote)
         known = "max_context" in settings.model_fields_set
-        self._models.add(
-            make_remote_model(
-                settings.name,
-                router,
-                self._context.secret,
-                int(time.time()),
-                tokenizer=tokenizer,
-                chat_template=template,
-                max_context=settings.max_context if known else None,
-            )
+        model = make_remote_model(
+            settings.name,
+            router,
+            self._context.secret,
+            int(time.time()),
+            tokenizer=tokenizer,
+            chat_template=template,
+            max_context=settings.max_context if known else None,
         )
+        remotes = self._remote[settings.name] = RemoteReplicas(
+            settings.name, router, self._context.directory, self._environ, model.isolation.root_of
+        )
+        await remotes.open(settings.remote)
+        self._models.add(model)
 
     def _router(self, settings: ModelSettings) -> Router[ReplicaT]:
         name = self._settings.routing.policy

@@ -4,6 +4,7 @@ in the API's envelope when a request is too broken to reach the application."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -36,7 +37,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type] # a stream's, as uvicorn has it
+        stream = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
+        super().connection_made(stream)
+        self.transport = cast(asyncio.Transport, _HeadWithBody(stream, self.loop))
         self._restart_timer(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -105,3 +108,40 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _HeadWithBody:
+    """A transport that sends an answer's head together with what of its body is written in the same
+    turn of the loop: uvicorn writes them one by one, and each write is a system call, among the
+    dearest things that a short answer needs."""
+
+    __slots__ = ("_held", "_loop", "_transport", "_write")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._write = transport.write
+        self._loop = loop
+        self._held = b""
+
+    def write(self, data: bytes) -> None:
+        """What is no head goes out at once, behind the head that was held."""
+        if self._held:
+            data, self._held = self._held + data, b""
+        elif data.startswith(b"HTTP/1.1 "):
+            self._held = data
+            self._loop.call_soon(self._flush)
+            return
+        self._write(data)
+
+    def close(self) -> None:
+        """Close once everything has been sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, b""
+            self._write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)

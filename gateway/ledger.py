@@ -46,6 +46,7 @@ def settled(
 
 def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None) -> None:
     usage = request.usage()
+    receipts = request.receipts()
     e2e_s = monotonic() - request.call.started_s
     ttft_s, tpot_s = request.ttft_s(), request.tpot_s()
     tenant = request.tenant.id if request.tenant else None
@@ -77,6 +78,8 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         cached_dram_tokens=usage.cached_by_tier[Tier.DRAM],
         cached_redis_tokens=usage.cached_by_tier[Tier.REDIS],
         generated_tokens=usage.completion_tokens,
+        replica=", ".join(dict.fromkeys(receipt.candidate.name for receipt in receipts)) or None,
+        predicted_ttft_ms=_ms(receipts[0].predicted_ttft_s) if receipts else None,
         ttft_ms=_ms(ttft_s),
         e2e_ms=_ms(e2e_s),
     )

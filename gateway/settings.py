@@ -167,9 +167,11 @@ class ModelSettings(Section):
         if self.remote:
             for key in sorted(self.model_fields_set - _REMOTE_MODEL_KEYS):
                 raise ValueError(f"{key} is for models that run here; a remote one has its own")
-            urls = [(remote.url, remote.model) for remote in self.remote]
-            if len(set(urls)) < len(urls):
-                raise ValueError("remote lists one server twice")
+            hosts = [remote.host for remote in self.remote]
+            if len(set(hosts)) < len(hosts):
+                raise ValueError("remote lists one host and port twice; replicas are named by them")
+            if self.tokenizer is None and any(remote.kv_events for remote in self.remote):
+                raise ValueError("kv_events tell of tokens: they need the model's tokenizer")
         elif self.tokenizer is not None:
             raise ValueError("tokenizer is for remote models; one that runs here brings its own")
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -50,6 +51,11 @@ class RemoteSettings(Section):
     kv_replay: str | None = None
     shared_cache: Literal["refuse", "accept"] = "refuse"
     max_running: Annotated[Whole, Field(ge=1, le=65_536)] = 64
+
+    @property
+    def host(self) -> str:
+        """The host and port of the URL, by which its replica is named."""
+        return urlsplit(self.url).netloc
 
     @field_validator("url")
     @classmethod

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from loadtest.campaign import CampaignError
+from loadtest.bench_module import json_of_module
 
 _MODULE = "cache.bench_copies"
-_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +29,7 @@ class Movement:
 async def measure_movements(redis_urls: Sequence[str]) -> list[Movement]:
     """Device to DRAM and back, and to and from each Redis. Raises CampaignError."""
     addresses = [word for url in redis_urls for word in ("--redis", url)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", _MODULE, "--json", *addresses),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(_LIMIT_S):
-            output, said = await process.communicate()
-    except TimeoutError:
-        raise CampaignError(f"{_MODULE}: no end within {_LIMIT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        lines = said.decode("utf-8", "replace").split("\n")
-        why = next((line for line in reversed(lines) if line.strip()), "no reason given")
-        raise CampaignError(f"{_MODULE}: {why}")
-    return read_movements(orjson.loads(output))
+    return read_movements(await json_of_module(_MODULE, addresses))
 
 
 def read_movements(found: dict[str, Any]) -> list[Movement]:

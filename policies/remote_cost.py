@@ -109,10 +109,12 @@ class RemoteCost:
     def __init__(self) -> None:
         self._first_token = Line(*_PRIOR_FIRST_TOKEN)
         self._next_token = Line(*_PRIOR_NEXT_TOKEN)
-        self._coefficients = self._as_coefficients()
+        self._coefficients: Coefficients | None = None
 
     def coefficients(self) -> Coefficients:
         """As of the last observation; the same object until the next."""
+        if self._coefficients is None:
+            self._coefficients = self._as_coefficients()
         return self._coefficients
 
     def observe_first_token(
@@ -121,12 +123,12 @@ class RemoteCost:
         """A first token came `seconds` after its request was sent; of its prompt `uncached_tokens`
         had to be computed, behind `pending_tokens` of others."""
         self._first_token.observe(max(0, uncached_tokens) + max(0, pending_tokens), seconds)
-        self._coefficients = self._as_coefficients()
+        self._coefficients = None
 
     def observe_next_tokens(self, running: int, seconds: float) -> None:
         """Beside `running` sequences, itself among them, one got a token every `seconds`."""
         self._next_token.observe(max(1, running), seconds)
-        self._coefficients = self._as_coefficients()
+        self._coefficients = None
 
     def _as_coefficients(self) -> Coefficients:
         return Coefficients(

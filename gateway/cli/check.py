@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway.reload import ConfigSource
+from gateway.settings import ModelSettings
 from gateway.settings_cache import CacheSettings
 from gateway.settings_redis import OFF, RedisSettings, shown_url
 
@@ -24,17 +25,26 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
     apart = "" if redis.kv_url is None else f", KV in {shown_url(redis.kv_url)}"
     typer.echo(f"redis {shown_url(redis.url)}{apart}")
     for model in settings.models:
-        typer.echo(
-            f"model {model.name}: {model.path}, device {model.device}, dtype {model.dtype}, "
-            f"context {model.max_context}, batch {model.max_running}, "
-            f"KV on {', '.join(_tiers(model.cache, redis))}"
-        )
+        typer.echo(f"model {model.name}: {_described(model, redis)}")
     for tenant in settings.tenants:
         limit = tenant.limits.concurrency
         typer.echo(
             f"tenant {tenant.id}: {len(tenant.keys)} key(s), models {', '.join(tenant.models)}, "
             f"concurrency {'unlimited' if limit is None else limit}, cache {tenant.cache.scope}"
         )
+
+
+def _described(model: ModelSettings, redis: RedisSettings) -> str:
+    if model.remote:
+        servers = ", ".join(f"{remote.engine} at {remote.url}" for remote in model.remote)
+        followed = "text" if model.tokenizer is None else "tokens"
+        return f"{servers}, prefixes followed by their {followed}"
+    replicas = model.replicas
+    return (
+        f"{model.path}, {replicas.count} replica(s) {replicas.kind}, device {model.device}, "
+        f"dtype {model.dtype}, context {model.max_context}, batch {model.max_running}, "
+        f"KV on {', '.join(_tiers(model.cache, redis))}"
+    )
 
 
 def _tiers(cache: CacheSettings, redis: RedisSettings) -> list[str]:

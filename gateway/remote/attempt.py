@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic, time
 
@@ -71,52 +70,48 @@ class Attempt:
     or, for the client's own mistake, ApiError.
     """
 
-    def __init__(self, errand: Errand, placement: RemotePlacement) -> None:
+    def __init__(self, errand: Errand, placement: RemotePlacement, predicted_ttft_s: float) -> None:
         self._errand = errand
         self.placement = placement
-        self._scope = AsyncExitStack()
-        self._own: OwnRequest | None = None
+        self._predicted_ttft_s = predicted_ttft_s
+        self._own = OwnRequest(placement.replica)
+        self._exchange: Exchange | None = None
         self._began_s: float | None = None
         self._last_s = 0.0
         self._events = 0
-        self.exchange: Exchange
 
     async def open(self) -> Exchange:
         """Send the request; the answer, whose status is 200, from its head on."""
-        replica, times = self.placement.replica, self.placement.replica.times
-        body, headers = self._errand.written_for(self.placement)
-        first_s = times.first_s + self.placement.receipt.predicted_ttft_s
-        patience = (
-            Patience(first_s, first_s)
-            if self._errand.body.stream
-            else Patience(times.whole_s, times.whole_s)
+        replica, body = self.placement.replica, self._errand.body
+        sent, headers = self._errand.written_for(self.placement)
+        first_s = replica.times.first_s + self._predicted_ttft_s
+        if not body.stream:
+            first_s = max(first_s, replica.times.whole_s)
+        self._own.start(self._errand.prompt.tokens)
+        exchange = self._exchange = replica.exchange(
+            PATHS[body.endpoint], sent, headers, Patience(first_s, first_s)
         )
-        path = PATHS[self._errand.body.endpoint]
-        async with AsyncExitStack() as scope:
-            self._own = scope.enter_context(replica.counted(self._errand.prompt.tokens))
-            self.exchange = await scope.enter_async_context(
-                replica.exchange(path, body, headers, patience)
-            )
-            if self.exchange.status != 200:
-                raise await self._judged()
-            self._scope = scope.pop_all()
-        return self.exchange
+        await exchange.open()
+        if exchange.status != 200:
+            raise await self._judged(exchange)
+        return exchange
 
-    async def close(self) -> None:
-        """End the exchange, whole or not."""
-        await self._scope.aclose()
+    def close(self) -> None:
+        """End the exchange, whole or not. Idempotent."""
+        if self._exchange is not None:
+            self._exchange.close()
+        self._own.end()
 
-    def note_tokens(self) -> None:
-        """Something of a streamed answer has come; the first time, it has begun."""
+    def note_tokens(self, events: int) -> None:
+        """So many events of a streamed answer have come; the first time, it has begun."""
         self._last_s = monotonic()
-        self._events += 1
-        if self._began_s is not None:
+        self._events += events
+        if self._began_s is not None or self._exchange is None:
             return
         self._began_s = self._last_s
-        if self._own is not None:
-            self._own.began()
+        self._own.begin()
         self.placement.began(None)
-        self.exchange.be_patient(self.placement.replica.times.between_s)
+        self._exchange.be_patient(self.placement.replica.times.between_s)
 
     def finished(self, usage: ReportedUsage | None) -> None:
         """The answer is whole: learn from it."""
@@ -127,17 +122,16 @@ class Attempt:
             self.placement.served(cached, in_links)
         self.placement.member.answered()
         ttft_s, gap_s = None, None
-        if self._began_s is not None:
-            ttft_s = self._began_s - self.exchange.sent_s
+        if self._began_s is not None and self._exchange is not None:
+            ttft_s = self._began_s - self._exchange.sent_s
             if self._events >= _LEAST_EVENTS:
                 gap_s = (self._last_s - self._began_s) / (self._events - 1)
         self.placement.replica.succeeded(
             self.placement.receipt, ttft_s=ttft_s, cached_tokens=cached, token_gap_s=gap_s
         )
 
-    async def _judged(self) -> Exception:
+    async def _judged(self, exchange: Exchange) -> Exception:
         """The exception that the answer's status means; what can be read of its body explains."""
-        exchange = self.exchange
         exchange.be_patient(self.placement.replica.times.between_s)
         try:
             body = await exchange.read_all(ERROR_BODY_BYTES)

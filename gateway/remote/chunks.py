@@ -9,11 +9,15 @@ import orjson
 
 from gateway.remote.body import RelayBody
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost, judge_event
+from gateway.remote.skeleton import Skeleton, learn, text_field
 from gateway.remote.transcript import Transcript
 from gateway.remote.usage import ReportedUsage, read_usage
 from gateway.sse import DONE, event
 
 _DONE_DATA = b"[DONE]"
+_LESSONS = 4
+"""How many chunks to learn from: one is enough for most servers and choices, and some make every
+chunk different."""
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
 
 
@@ -33,6 +37,8 @@ class Chunks:
         self._moved = False
         self._has_content = False
         self._said_done = False
+        self._skeletons: list[Skeleton] = []
+        self._lessons_left = _LESSONS
         self.usage: ReportedUsage | None = None
         self.content_events = 0
 
@@ -59,14 +65,21 @@ class Chunks:
         self._transcript.rewind()
         self._moved = True
         self._said_done = False
+        self._skeletons.clear()
+        self._lessons_left = _LESSONS
         self.usage = None
 
     def take(self, data: bytes, cleaner: Cleaner) -> bytes:
-        """The client's events for one of the server's, none for what is not for it.
+        """The client's event for one of the server's, empty for what is not for it.
 
         Raises UpstreamLost for what is no chunk and for an error that is the server's own, ApiError
         for one that is the client's, AnswerDiffers where a replay goes astray.
         """
+        for skeleton in self._skeletons:
+            frame = skeleton.take(data)
+            if frame is not None:
+                self.content_events += 1
+                return frame
         if data == _DONE_DATA:
             self._said_done = True
             return b""
@@ -121,27 +134,35 @@ class Chunks:
             head = {name: chunk[name] for name in _HEAD if name in chunk}
             head["model"] = self._model
             self._head = head
-        usage = chunk.get("usage")
-        # most chunks can go as they came; others' line ends must not come with them (gateway.sse)
-        if (
-            not self._moved
-            and usage is None
-            and chunk.get("model") == self._model
-            and (self._include_usage or "usage" not in chunk)
-            and data.isascii()
-            and b"\n" not in data
-        ):
-            return b"data: %b\n\n" % data
+        if len(choices) == 1 and kept[0] is choices[0] and not self._told_usage(chunk):
+            self._learn(data, chunk)
         chunk.update(head)
-        if kept is not choices:
-            chunk["choices"] = kept
+        chunk["choices"] = kept
         if "usage" in chunk:
             if not self._include_usage:
                 del chunk["usage"]
-            elif usage is not None:
+            elif chunk["usage"] is not None:
                 wire = self.usage.wire if self.usage is not None else None
                 chunk["usage"] = wire if self._continuous_usage else None
         return event(chunk)
+
+    def _told_usage(self, chunk: dict[str, Any]) -> bool:
+        """Whether the chunk has a usage that must be taken out or put right."""
+        return "usage" in chunk and (chunk["usage"] is not None or not self._include_usage)
+
+    def _learn(self, data: bytes, chunk: dict[str, Any]) -> None:
+        """Make the next chunks like this one cheaper."""
+        choice = chunk["choices"][0]
+        found = text_field(choice)
+        if found is None or self._lessons_left == 0 or self._head is None:
+            return
+        self._lessons_left -= 1
+        transcript = self._transcript.choice(choice.get("index", 0))
+        pieces = transcript.pieces_of(found[0])
+        if pieces is not None:
+            skeleton = learn(data, chunk, self._head, pieces)
+            if skeleton is not None:
+                self._skeletons.append(skeleton)
 
 
 def _parse(data: bytes) -> dict[str, Any]:

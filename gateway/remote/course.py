@@ -62,6 +62,8 @@ class Course:
         self._was_full = False
         self._deadline_s: float | None = None
         self._failure: ApiError | None = None
+        self.predicted_ttft_s = 0.0
+        """Of the replica that was placed last."""
 
     async def place(self, scope: ExitStack, *, had_begun: bool) -> RemotePlacement:
         """The next replica, for as long as the scope lasts: one that has not failed this request,
@@ -81,6 +83,7 @@ class Course:
                 await self._wait_for_another(none)
                 continue
             self._receipts.append(placement.receipt)
+            self.predicted_ttft_s = placement.receipt.predicted_ttft_s
             return placement
 
     @contextmanager

@@ -77,7 +77,7 @@ class Connections:
     def exchange(
         self, path: str, body: bytes, headers: Mapping[str, str], patience: Patience
     ) -> Exchange:
-        """POST a body; enter the result's scope to send it."""
+        """POST a body; opening the result sends it."""
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = URL(self._base_url + path, encoded=True)
@@ -125,8 +125,8 @@ class Connections:
 
 
 class Exchange:
-    """Its scope begins when the head of the answer has come and ends the answer, whole or not: a
-    server that is still sending is disconnected from.
+    """Its scope, or `open` and `close`, begins when the head of the answer has come and ends the
+    answer, whole or not: a server that is still sending is disconnected from.
 
     Everything but what the caller does raises UpstreamLost.
     """
@@ -167,28 +167,7 @@ class Exchange:
         self.sent_s = self.last_heard_s = monotonic()
 
     async def __aenter__(self) -> Exchange:
-        self.sent_s = self.last_heard_s = monotonic()
-        self._connections._open.add(self)
-        try:
-            async with asyncio.timeout(self._patience.first_byte_s) as self._head_limit:
-                self._response = await self._connections.post(self._url, self._body, self._headers)
-        except TimeoutError:
-            self._leave()
-            raise UpstreamLost(self._cut_by or LossKind.STALLED, "no answer") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            self._leave()
-            raise self._lost(error) from error
-        except BaseException:
-            self._leave()
-            raise
-        finally:
-            self._head_limit = None
-            self._body = b""
-        self._note_heard()
-        encoding = self._response.headers.get("content-encoding", "identity")
-        if encoding.lower() != "identity":
-            self._leave()
-            raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
+        await self.open()
         return self
 
     async def __aexit__(
@@ -197,7 +176,37 @@ class Exchange:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leave()
+        self.close()
+
+    async def open(self) -> None:
+        """Send the request and wait for the head of its answer; `close` it later on every path."""
+        self.sent_s = self.last_heard_s = monotonic()
+        self._connections._open.add(self)
+        try:
+            async with asyncio.timeout(self._patience.first_byte_s) as self._head_limit:
+                self._response = await self._connections.post(self._url, self._body, self._headers)
+        except TimeoutError:
+            raise UpstreamLost(self._cut_by or LossKind.STALLED, "no answer") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise self._lost(error) from error
+        finally:
+            self._head_limit = None
+            self._body = b""
+            if self._response is None:
+                self.close()
+        self._note_heard()
+        encoding = self._response.headers.get("content-encoding")
+        if encoding is not None and encoding.lower() != "identity":
+            raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
+
+    def close(self) -> None:
+        """End the answer, whole or not. Idempotent."""
+        self._connections._open.discard(self)
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._response is not None:
+            self._response.close()  # of an answer that was read to its end, the connection is kept
 
     @property
     def status(self) -> int:
@@ -285,14 +294,6 @@ class Exchange:
         if self._cut_by is not None:
             return UpstreamLost(self._cut_by)
         return UpstreamLost(_kind_of(error), type(error).__name__)
-
-    def _leave(self) -> None:
-        self._connections._open.discard(self)
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self._response is not None:
-            self._response.close()  # of an answer that was read to its end, the connection is kept
 
 
 def _kind_of(error: Exception) -> LossKind:

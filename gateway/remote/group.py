@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from time import monotonic
 
 import structlog
+import zmq.asyncio
 
+from cache.block_events import BlockEvents
 from cache.directory import Directory
+from cache.vllm_events import RootOfSalt
 from gateway.credentials import remote_key
 from gateway.dispatch.member import Member
 from gateway.dispatch.router import Router
+from gateway.kv_events.vllm_zmq import VllmFollower
 from gateway.news.fleet_news import FleetNews
 from gateway.remote.replica import RemoteReplica, open_remote_replica
 from gateway.replica_group import ReplicaGroup
@@ -25,6 +30,8 @@ _BLOCK_TOKENS = 16
 _BLOCKS_FOLLOWED = 65_536
 """Of a server that tells nothing: a million tokens, as a GPU holds of a middling model. Fewer that
 are really there show in what it says was cached, and the entries shrink."""
+_UNTIL_TOLD_S = 60.0
+"""How long what was sent to a server counts as there that also tells what it holds."""
 _FIRST_PROBE_S = 3.0
 
 
@@ -37,7 +44,10 @@ class RemoteReplicas:
         router: Router[RemoteReplica],
         directory: Directory,
         environ: Mapping[str, str],
+        root_of_salt: RootOfSalt,
     ) -> None:
+        """`root_of_salt` says which prefix chain is kept under a salt that this gateway gave."""
+        self._root_of_salt = root_of_salt
         self.group: ReplicaGroup[RemoteReplica] = ReplicaGroup(router)
         self._model = model
         self._directory = directory
@@ -68,13 +78,13 @@ class RemoteReplicas:
                 self._environ,
                 on_change=self.group.router.changed,
                 on_load=lambda load: self._reported.__setitem__(name[0], load),
-                on_restart=lambda: self._forget(name[0]),
+                on_restart=lambda: self._forget(name[0], remote),
             )
             held.push_async_callback(replica.close)
             name.append(replica.name)
             if self.group.router.find(replica.name) is not None:
                 raise ValueError("this server is used already")
-            self._join(replica.name)
+            self._join(replica.name, remote, _BLOCK_TOKENS)
             held.callback(self._directory.leave, replica.name)
             held.callback(self._settings.pop, replica.name, None)
             held.callback(self._reported.pop, replica.name, None)
@@ -87,6 +97,18 @@ class RemoteReplicas:
                 block_tokens=_BLOCK_TOKENS,
                 clock=monotonic,
             )
+            if remote.kv_events is not None:
+                context = held.enter_context(zmq.asyncio.Context())
+                await held.enter_async_context(
+                    VllmFollower(
+                        replica.name,
+                        context,
+                        remote.kv_events,
+                        replay_endpoint=remote.kv_replay,
+                        root_of_salt=self._root_of_salt,
+                        deliver=partial(self._take_in, member, remote),
+                    )
+                )
             self.group.hold(member, held.pop_all(), tells_events=False)
         _log.info("remote replica", replica=replica.name, model=self._model, engine=remote.engine)
         return replica.name
@@ -99,7 +121,7 @@ class RemoteReplicas:
         wanted = list(remotes)
         left = [name for name, settings in self._settings.items() if settings not in wanted]
         new = [remote for remote in wanted if remote not in self._settings.values()]
-        same_name = {f"{self._model}/{_host(remote)}" for remote in new} & set(left)
+        same_name = {f"{self._model}/{remote.host}" for remote in new} & set(left)
         for name in same_name:
             await self.group.retire(name, drain_s)
         for remote in new:
@@ -128,14 +150,32 @@ class RemoteReplicas:
         """Leave all of them."""
         await self.group.close()
 
-    def _join(self, name: str) -> None:
-        self._directory.join(name, block_tokens=_BLOCK_TOKENS, approximate_blocks=_BLOCKS_FOLLOWED)
+    def _join(self, name: str, remote: RemoteSettings, block_tokens: int) -> None:
+        """Whatever it tells, it is also followed by what is sent to it: a vLLM's events need not
+        say enough."""
+        self._directory.join(
+            name,
+            block_tokens=block_tokens,
+            approximate_blocks=_BLOCKS_FOLLOWED,
+            ttl_s=None if remote.kv_events is None else _UNTIL_TOLD_S,
+        )
 
-    def _forget(self, name: str) -> None:
+    def _forget(self, name: str, remote: RemoteSettings) -> None:
         """The server has been restarted: what it had cached is gone."""
+        member = self.group.router.find(name)
         self._directory.leave(name)
-        self._join(name)
+        self._join(name, remote, _BLOCK_TOKENS if member is None else member.block_tokens)
 
-
-def _host(remote: RemoteSettings) -> str:
-    return remote.url.partition("://")[2].partition("/")[0]
+    def _take_in(
+        self,
+        member: Member[RemoteReplica],
+        remote: RemoteSettings,
+        events: BlockEvents,
+        block_tokens: int,
+    ) -> bool:
+        """What a vLLM tells of its cache, in blocks of its own size."""
+        if member.block_tokens != block_tokens:
+            member.block_tokens = block_tokens
+            self._directory.leave(member.name)
+            self._join(member.name, remote, block_tokens)
+        return self._directory.apply(member.name, events)

@@ -7,7 +7,6 @@ the first event, or when there has been silence for so long that something must 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
 
@@ -25,7 +24,6 @@ class Outlet:
         self._call = call
         self._headers = headers
         self._times = times
-        self._scope = AsyncExitStack()
         self._events: EventStream | None = None
         self._must_open_s = monotonic() + times.heartbeat_s
 
@@ -37,8 +35,9 @@ class Outlet:
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._scope.__aexit__(kind, error, trace)
+    ) -> None:
+        if self._events is not None:
+            await self._events.__aexit__(kind, error, trace)
 
     @property
     def opened(self) -> bool:
@@ -55,7 +54,7 @@ class Outlet:
         say."""
         if self._events is None:
             stream = EventStream(self._call, self._headers(), self._times)
-            self._events = await self._scope.enter_async_context(stream)
+            self._events = await stream.__aenter__()
         return self._events
 
     async def send(self, frames: bytes | bytearray) -> None:

@@ -97,10 +97,12 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
         with ExitStack() as scope:
             placement = await course.place(scope, had_begun=False)
             with course.noting_failures(placement):
-                answer = await read_whole(Attempt(errand, placement), model.name)
+                answer = await read_whole(
+                    Attempt(errand, placement, course.predicted_ttft_s), model.name
+                )
     _note_usage(request, errand, answer.usage)
     cached = 0 if answer.usage is None else answer.usage.cached_tokens or 0
-    headers = [*_receipt(request), (b"x-forebay-cached-tokens", b"%d" % cached)]
+    headers = [*_receipt(request, course), (b"x-forebay-cached-tokens", b"%d" % cached)]
     await request.call.answer(200, answer.body, headers=headers)
 
 
@@ -110,14 +112,19 @@ async def _stream(
     """Event by event. What breaks the answer off is told by one error event, as for a model of our
     own (`gateway.delivery`)."""
     chunks = Chunks(errand.body, model.name)
-    async with Outlet(request.call, lambda: _receipt(request), times) as outlet:
+    async with Outlet(request.call, lambda: _receipt(request, course), times) as outlet:
         try:
             whole = False
             while not whole:
                 with ExitStack() as scope:
                     placement = await course.place(scope, had_begun=chunks.has_content)
                     with course.noting_failures(placement):
-                        await relay_stream(Attempt(errand, placement), chunks, outlet, request)
+                        await relay_stream(
+                            Attempt(errand, placement, course.predicted_ttft_s),
+                            chunks,
+                            outlet,
+                            request,
+                        )
                         whole = True
                 if not whole:
                     chunks.begin_again()
@@ -147,13 +154,12 @@ def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -
     relayed.completion_tokens = usage.completion_tokens
 
 
-def _receipt(request: Request) -> list[Header]:
+def _receipt(request: Request, course: Course) -> list[Header]:
     receipts = request.relayed.receipts if request.relayed is not None else []
     headers = [(b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s))]
     if receipts:
-        last = receipts[-1]
-        headers.append((b"x-forebay-replica", last.candidate.name.encode()))
-        predicted_ms = last.predicted_ttft_s * 1e3
+        headers.append((b"x-forebay-replica", receipts[-1].candidate.name.encode()))
+        predicted_ms = course.predicted_ttft_s * 1e3
         headers.append((b"x-forebay-predicted-ttft-ms", b"%.2f" % predicted_ms))
     return headers
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from types import TracebackType
+from typing import Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -148,20 +149,6 @@ class RemoteReplica:
         """Send a body to one of its endpoints; see `Exchange`."""
         return self._connections.exchange(path, body, headers, patience)
 
-    @contextmanager
-    def counted(self, prompt_tokens: int) -> Iterator[OwnRequest]:
-        """Count a request as this gateway's own for as long as the scope lasts."""
-        self._mean_prompt_tokens += _MEAN_SHARE * (prompt_tokens - self._mean_prompt_tokens)
-        own = OwnRequest(self)
-        self._waiting += 1
-        try:
-            yield own
-        finally:
-            if own.running:
-                self._running -= 1
-            else:
-                self._waiting -= 1
-
     def succeeded(
         self,
         receipt: Receipt,
@@ -264,20 +251,36 @@ class RemoteReplica:
 
 
 class OwnRequest:
-    """One of this gateway's requests at a replica: waiting until its first token, then running."""
+    """One of this gateway's requests at a replica: counted as waiting from `start` on, as running
+    from its first token on, and not at all after `end`, which is idempotent."""
 
-    __slots__ = ("_replica", "running")
+    __slots__ = ("_replica", "_state")
 
     def __init__(self, replica: RemoteReplica) -> None:
         self._replica = replica
-        self.running = False
+        self._state: Literal["", "waiting", "running"] = ""
 
-    def began(self) -> None:
-        """Its first token has come. Idempotent."""
-        if not self.running:
-            self.running = True
+    def start(self, prompt_tokens: int) -> None:
+        """It is being sent."""
+        replica = self._replica
+        replica._mean_prompt_tokens += _MEAN_SHARE * (prompt_tokens - replica._mean_prompt_tokens)
+        replica._waiting += 1
+        self._state = "waiting"
+
+    def begin(self) -> None:
+        """Its first token has come."""
+        if self._state == "waiting":
             self._replica._waiting -= 1
             self._replica._running += 1
+            self._state = "running"
+
+    def end(self) -> None:
+        """It is there no longer."""
+        if self._state == "waiting":
+            self._replica._waiting -= 1
+        elif self._state == "running":
+            self._replica._running -= 1
+        self._state = ""
 
 
 def _nothing() -> None:

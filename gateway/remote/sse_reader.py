@@ -40,6 +40,10 @@ class SseReader:
             self._rest = b""
         if self._after_cr or b"\r" in piece:
             piece = self._with_line_feeds(piece)
+        if not self._rest and not self._data and piece.endswith(b"\n\n"):
+            whole = _plain_events(piece)
+            if whole is not None:
+                return whole
         lines = piece.split(b"\n")
         if self._rest:
             lines[0] = self._rest + lines[0]
@@ -75,6 +79,18 @@ class SseReader:
         if piece:
             self._after_cr = piece.endswith(b"\r")
         return piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _plain_events(piece: bytes) -> list[bytes] | None:
+    """The data of a piece that is nothing but whole events of one line of data each, as most are;
+    None for any other."""
+    events = piece[:-2].split(b"\n\n")
+    if piece.count(b"\n") != 2 * len(events):
+        return None
+    for event in events:
+        if not event.startswith(b"data: "):
+            return None
+    return [event[6:] for event in events]
 
 
 def _too_long() -> UpstreamLost:

@@ -31,7 +31,7 @@ async def relay_stream(attempt: Attempt, chunks: Chunks, outlet: Outlet, request
         attempt.finished(chunks.usage)
         await exchange.drain()
     finally:
-        await attempt.close()
+        attempt.close()
 
 
 async def _first_piece(attempt: Attempt, outlet: Outlet) -> tuple[Exchange, bytes]:
@@ -97,10 +97,11 @@ def _take(
     before = chunks.content_events
     cleaner = attempt.placement.replica.cleaner
     try:
-        for data in reader.feed(piece):
+        events = reader.feed(piece)
+        for data in events:
             frames += chunks.take(data, cleaner)
-            if chunks.has_content:
-                attempt.note_tokens()
+        if events and chunks.has_content:
+            attempt.note_tokens(len(events))
     except (UpstreamLost, ApiError, AnswerDiffers) as error:
         failure = error
     if chunks.content_events > before:

@@ -48,6 +48,11 @@ class ChoiceTranscript:
         if not self.opened and not self._delivered:
             self._delivered = None
 
+    def pieces_of(self, name: str) -> list[str] | None:
+        """The pieces of a field that has said something, to be added to by who knows that a chunk
+        says nothing else; None while the choice is being said again."""
+        return None if self._delivered is not None else self.said.get(name)
+
     def take(self, choice: dict[str, Any]) -> dict[str, Any] | None:
         """What of a chunk's choice is new, to be passed on; None if nothing is. Raises
         AnswerDiffers."""

@@ -40,4 +40,4 @@ async def read_whole(attempt: Attempt, model: str) -> WholeAnswer:
         attempt.finished(usage)
         return WholeAnswer(orjson.dumps(value), usage)
     finally:
-        await attempt.close()
+        attempt.close()

@@ -24,9 +24,10 @@ _FIELDS = {
         "group_idx",
         "kv_cache_spec_kind",
         "kv_cache_spec_sliding_window",
+        "locality",
         "a_later_field",
     ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx", "a_later_field"),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx", "locality", "a_later_field"),
     "AllBlocksCleared": (),
 }
 _OLDEST_FIELDS = {"BlockStored": 5, "BlockRemoved": 1, "AllBlocksCleared": 0}
@@ -58,6 +59,7 @@ def stored(
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
         "kv_cache_spec_sliding_window": None,
+        "locality": None,
         "a_later_field": {"x": [1]},
     } | fields
 
@@ -68,6 +70,7 @@ def removed(hashes: Sequence[int | bytes], **fields: Any) -> dict[str, Any]:
         "block_hashes": list(hashes),
         "medium": "GPU",
         "group_idx": 0,
+        "locality": "LOCAL",
         "a_later_field": None,
     } | fields
 
@@ -90,14 +93,18 @@ def message(events: Sequence[dict[str, Any]], form: Form = "map") -> bytes:
 
 
 class FakeVllm:
-    """Hashes depend on `life`, as they do on what a vLLM draws at its start."""
+    """Hashes depend on `life`, as they do on what a vLLM draws at its start, and on `lookahead`
+    tokens behind the block, as they do where it speculates."""
 
-    def __init__(self, *, life: int = 0, block_size: int = 16, integers: bool = False) -> None:
+    def __init__(
+        self, *, life: int = 0, block_size: int = 16, integers: bool = False, lookahead: int = 0
+    ) -> None:
         self.block_size = block_size
         self.copies: Counter[int | bytes] = Counter()
         self.events: list[dict[str, Any]] = []
         self._life = life
         self._integers = integers
+        self._lookahead = lookahead
 
     def take(self) -> list[dict[str, Any]]:
         """What has happened since this was asked last."""
@@ -108,8 +115,10 @@ class FakeVllm:
         """Its hashes of a prompt's full blocks."""
         names: list[int | bytes] = []
         state = repr((self._life, salt)).encode()
-        for end in range(self.block_size, len(token_ids) + 1, self.block_size):
-            block = repr(list(token_ids[end - self.block_size : end])).encode()
+        last_end = len(token_ids) - self._lookahead
+        for end in range(self.block_size, last_end + 1, self.block_size):
+            read = token_ids[end - self.block_size : end + self._lookahead]
+            block = repr(list(read)).encode()
             state = hashlib.sha256(state + block).digest()
             names.append(int.from_bytes(state[:8], "big") if self._integers else state)
         return names

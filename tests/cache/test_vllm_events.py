@@ -105,6 +105,7 @@ def test_a_version_that_does_not_say_the_salt_is_not_followed() -> None:
         ({"lora_name": "tuned"}, Untracked.ADAPTER),
         ({"medium": "STORAGE"}, Untracked.MEDIUM),
         ({"medium": ["GPU"]}, Untracked.MEDIUM),
+        ({"locality": "REMOTE"}, Untracked.MEDIUM),
         ({"kv_cache_spec_kind": "sliding_window"}, Untracked.LAYERS),
         ({"kv_cache_spec_kind": ["?"]}, Untracked.LAYERS),
         ({"extra_keys": [None]}, Untracked.UNSALTED),
@@ -134,6 +135,30 @@ def test_what_says_too_little_is_counted(fields: dict[str, Any], reason: Untrack
     assert not listener.batches
     listener.hear([stored([b"z"], None, TOKENS[:16], salt="salt-a")])
     assert listener.device == set(links_of("salt-a", TOKENS[:16]))
+
+
+def test_a_salt_may_be_tagged_as_one() -> None:
+    listener = Listener()
+    event = stored([b"x"], None, TOKENS[:16])
+    listener.hear([event | {"extra_keys": [(("cache_salt", "salt-a"),)]}])
+    assert listener.device == set(links_of("salt-a", TOKENS[:16]))
+
+
+def test_a_block_is_there_under_its_last_name() -> None:
+    vllm, listener = FakeVllm(lookahead=1), Listener()
+    first, second = [*TOKENS[:32], 1, *TOKENS[:20]], [*TOKENS[:32], 2]
+    vllm.serve("salt-a", first)
+    vllm.serve("salt-a", second)
+    listener.hear(vllm.take())
+    one, other = vllm.names("salt-a", first)[1], vllm.names("salt-a", second)[1]
+    assert one != other
+    assert listener.device == set(links_of("salt-a", first))
+    vllm.evict(other)
+    listener.hear(vllm.take())
+    assert listener.device == set(links_of("salt-a", first))
+    vllm.evict(one)
+    listener.hear(vllm.take())
+    assert links_of("salt-a", first)[1] not in listener.device
 
 
 def test_images_end_what_is_followed() -> None:
@@ -268,58 +293,63 @@ _OPERATIONS = st.lists(
 )
 
 
-def _play(vllm: FakeVllm, what: str, draw: random.Random) -> None:
-    match what:
-        case "serve":
+class Traffic:
+    """Prompts that begin alike, and what becomes of their blocks."""
+
+    def __init__(self, vllm: FakeVllm) -> None:
+        self.vllm = vllm
+        self._served: set[tuple[str, tuple[int, ...]]] = set()
+
+    def happen(self, what: str, seed: int) -> None:
+        draw = random.Random(seed)
+        if what == "serve":
             salt = draw.choice(["salt-a", "salt-b", "unknown", None])
-            token_ids = [draw.choice([1, 2]), *range(draw.choice([15, 40, 63, 90]))]
-            vllm.serve(salt, token_ids, twice=draw.choice([0, 0, 1, 3]))
-        case "evict":
-            if vllm.copies:
-                vllm.evict(draw.choice(list(vllm.copies)))
-        case "clear":
-            vllm.clear()
+            parts_way = draw.choice([0, 16, 20, 32, 48])
+            token_ids = [*range(parts_way), draw.choice([1, 2]), *range(draw.choice([15, 40, 70]))]
+            self.vllm.serve(salt, token_ids, twice=draw.choice([0, 0, 1, 3]))
+            if salt in ROOTS:
+                self._served.add((str(salt), tuple(token_ids)))
+        elif what == "evict" and self.vllm.copies:
+            self.vllm.evict(draw.choice(list(self.vllm.copies)))
+        elif what == "clear":
+            self.vllm.clear()
 
-
-def _followed(vllm: FakeVllm) -> set[bytes]:
-    """The links of all that is there and could be told of."""
-    links = set()
-    for salt in ROOTS:
-        for first in (1, 2):
-            token_ids = [first, *range(90)]
-            names = vllm.names(salt, token_ids)
-            for name, link in zip(names, links_of(salt, token_ids), strict=True):
-                if vllm.copies[name]:
+    def there(self) -> set[bytes]:
+        """The links of all that is there and can be told of."""
+        links = set()
+        for salt, token_ids in self._served:
+            names = self.vllm.names(salt, token_ids)
+            for name, link in zip(names, links_of(salt, list(token_ids)), strict=False):
+                if self.vllm.copies[name]:
                     links.add(link)
-    return links
+        return links
 
 
 @settings(max_examples=60, deadline=None)
-@given(_OPERATIONS, st.sampled_from(FORMS[1:]), st.booleans())
+@given(_OPERATIONS, st.sampled_from(FORMS[1:]), st.booleans(), st.integers(0, 2))
 def test_without_losses_exactly_what_is_there_is_told(
-    operations: list[tuple[str, int]], form: Form, integers: bool
+    operations: list[tuple[str, int]], form: Form, integers: bool, lookahead: int
 ) -> None:
-    vllm, listener = FakeVllm(integers=integers), Listener()
+    traffic = Traffic(FakeVllm(integers=integers, lookahead=lookahead))
+    listener = Listener()
     for what, seed in operations:
-        _play(vllm, what, random.Random(seed))
-        listener.hear(vllm.take(), form)
-        assert listener.device == _followed(vllm)
+        traffic.happen(what, seed)
+        listener.hear(traffic.vllm.take(), form)
+        assert listener.device == traffic.there()
 
 
 @settings(max_examples=60, deadline=None)
-@given(_OPERATIONS, st.integers(1, 30))
+@given(_OPERATIONS, st.integers(1, 30), st.integers(0, 1))
 def test_after_losses_nothing_is_told_that_is_not_there(
-    operations: list[tuple[str, int]], max_blocks: int
+    operations: list[tuple[str, int]], max_blocks: int, lookahead: int
 ) -> None:
-    vllm, listener = FakeVllm(), Listener(max_blocks=max_blocks)
+    traffic, listener = Traffic(FakeVllm(lookahead=lookahead)), Listener(max_blocks=max_blocks)
     for what, seed in operations:
-        _play(vllm, what, random.Random(seed))
+        traffic.happen(what, seed)
         if what == "gap":
-            _play(
-                vllm, random.Random(seed).choice(["serve", "evict", "clear"]), random.Random(seed)
-            )
-            vllm.take()  # nobody hears of it
+            traffic.happen(random.Random(seed).choice(["serve", "evict", "clear"]), seed)
+            traffic.vllm.take()  # nobody hears of it
             listener.take(listener.rehasher.forget_told())
-        listener.hear(vllm.take())
-        assert listener.device <= _followed(vllm)
+        listener.hear(traffic.vllm.take())
+        assert listener.device <= traffic.there()
         assert len(listener.device) <= max_blocks

@@ -23,7 +23,7 @@ from tests.cache.fake_vllm import CLEARED, FORMS, Form, message, removed, stored
 
 EVENTS = [
     stored([7, b"h" * 32], None, range(32), salt="s"),
-    removed([-7, b"h" * 32], medium="CPU"),
+    removed([-7, b"h" * 32], medium="CPU", locality="REMOTE"),
     CLEARED,
 ]
 
@@ -43,8 +43,14 @@ def test_every_form_says_the_same(form: Form) -> None:
                 extra_keys=None if old else [["s"], None],
                 group=None if old else 0,
                 attention=None if old else "full_attention",
+                remote=False,
             ),
-            BlocksRemoved([-7, b"h" * 32], medium=None if old else "CPU", group=None if old else 0),
+            BlocksRemoved(
+                [-7, b"h" * 32],
+                medium=None if old else "CPU",
+                group=None if old else 0,
+                remote=not old,
+            ),
             AllCleared(),
         )
     )

@@ -216,13 +216,21 @@ class Operator:
         [decision] = self.ask("POST", "/route/explain", body | {"tenant": tenant})["decisions"]
         return dict(decision)
 
-    def cached(self, body: dict[str, Any], tenant: str = "acme") -> dict[str, int]:
-        """How many of its tokens each replica that may take it is believed to hold."""
+    def warm(self, body: dict[str, Any], tenant: str = "acme") -> dict[str, bool]:
+        """Whether each replica that may take it is believed to hold some of it."""
         candidates = self.explain(body, tenant)["candidates"]
-        return {
-            candidate["replica"]: sum(candidate["cached_tokens"].values())
-            for candidate in candidates
-        }
+        return {each["replica"]: any(each["cached_tokens"].values()) for each in candidates}
+
+    @contextmanager
+    def drained(self, replica: str) -> Iterator[None]:
+        """Nothing is sent there while the scope lasts."""
+        drained = self.ask("POST", f"/replicas/{replica}/drain")
+        assert (drained["condition"], drained["takes_requests"]) == ("draining", False)
+        try:
+            yield
+        finally:
+            resumed = self.ask("POST", f"/replicas/{replica}/resume")
+        assert resumed["takes_requests"]
 
     def decisions(self, streamed: Streamed) -> list[dict[str, Any]]:
         """Every decision about a stream that is over, remembered a moment after its end."""

@@ -255,6 +255,10 @@ def test_a_remote_model_names_its_servers(tmp_path: Path) -> None:
             "models[0].remote[0]: kv_events are published by engine: vllm only",
         ),
         (
+            remote("engine: vllm, kv_events: 'tcp://h:1'"),
+            "models[0]: kv_events tell of tokens: they need the model's tokenizer",
+        ),
+        (
             remote("engine: vllm", "    dtype: float32"),
             "models[0]: dtype is for models that run here; a remote one has its own",
         ),

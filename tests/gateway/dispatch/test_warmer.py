@@ -22,12 +22,20 @@ from gateway.dispatch.warmer import WARM_UP_PRIORITY, Warmer
 from gateway.metrics import Metrics
 from gateway.plan import prompt_prefix
 from gateway.replica_group import ReplicaGroup
-from tests.gateway.fakes import ScriptedReplica, block_links
+from policies.cost import Coefficients
+from tests.gateway.fakes import COST, ScriptedReplica, block_links
 from tests.gateway.stage import Observer, router_over
 
 ROOT = b"r" * 16
 OWNER = Owner(b"t" * 8, b"s" * 8)
 PREFIX = [*range(256)] * 2
+
+
+class Replica(ScriptedReplica):
+    """Loads so slowly that a request rather goes where its prefix is, as long as nothing waits."""
+
+    def coefficients(self) -> Coefficients:
+        return COST._replace(dram_block_s=250e-6)
 
 
 @dataclass
@@ -44,7 +52,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(["m"], [], b"secret")
-        self.first = ScriptedReplica(name="m/0")
+        self.first = Replica(name="m/0")
         self.router = router_over("m", [self.first, *self.others], Observer(self.metrics))
         self.over = asyncio.Event()
         self.warmer = self.router.warmer = Warmer(
@@ -89,7 +97,7 @@ class Stage:
         known = UNKNOWN
         if self.root is not None:
             known = prompt_prefix(self.root, request.prompt_token_ids, self.shared)
-        async with Run(self.router, request, known, MoveTerms()) as run:
+        async with asyncio.timeout(5), Run(self.router, request, known, MoveTerms()) as run:
             async for _ in run:
                 pass
         return run.replica
@@ -138,7 +146,7 @@ class Stage:
 async def test_a_rising_prefix_is_loaded_onto_another_replica_before_any_request_goes_there(
     tier: Tier,
 ) -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second], tier)
     with capture_logs() as logs:
         per_s = await stage.rising()
@@ -170,7 +178,7 @@ async def test_a_rising_prefix_is_loaded_onto_another_replica_before_any_request
 
 
 async def test_what_a_shared_prefix_is_chained_from_stays_what_it_was() -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second], shared=SharedPrefix(b"c" * 16, 256))
     await stage.rising()
     assert await stage.hears() == "loaded"
@@ -179,14 +187,14 @@ async def test_what_a_shared_prefix_is_chained_from_stays_what_it_was() -> None:
 
 
 async def test_nothing_is_loaded_where_nothing_waits() -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second])
     assert set(await stage.steady(2.0, 60.0)) == {"m/0"}
     assert second.requests == []
 
 
 async def test_prompts_that_share_kv_with_nobody_warm_up_nothing() -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second])
     stage.root = None
     assert set(await stage.steady(50.0, 5.0)) == {"m/0", "m/1"}
@@ -201,7 +209,7 @@ async def test_prompts_that_share_kv_with_nobody_warm_up_nothing() -> None:
     ids=["full", "dies", "gives up"],
 )
 async def test_a_target_that_fails_leaves_nothing_behind(trouble: dict[str, Any]) -> None:
-    stage = Stage([ScriptedReplica(name="m/1", **trouble)])
+    stage = Stage([Replica(name="m/1", **trouble)])
     await stage.rising()
     assert await stage.hears() == "failed"
     assert stage.left_behind() == []
@@ -214,7 +222,7 @@ async def test_a_target_that_fails_leaves_nothing_behind(trouble: dict[str, Any]
 
 
 async def test_where_one_target_fails_another_is_found_at_once() -> None:
-    stage = Stage([ScriptedReplica(name=f"m/{number}", dies_after=0) for number in (1, 2)])
+    stage = Stage([Replica(name=f"m/{number}", dies_after=0) for number in (1, 2)])
     per_s = await stage.rising()
     assert await stage.hears() == "failed"
     for replica in stage.others:
@@ -225,7 +233,7 @@ async def test_where_one_target_fails_another_is_found_at_once() -> None:
 
 
 async def test_a_target_that_breaks_in_an_unforeseen_way_is_logged() -> None:
-    class Broken(ScriptedReplica):
+    class Broken(Replica):
         def submit(self, request: EngineRequest) -> Any:
             raise RuntimeError("out of order")
 
@@ -238,7 +246,7 @@ async def test_a_target_that_breaks_in_an_unforeseen_way_is_logged() -> None:
 
 
 async def test_what_the_target_did_not_have_is_expected_there_no_more() -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second], Tier.REDIS)
     second.owners.clear()
     await stage.rising()
@@ -248,7 +256,7 @@ async def test_what_the_target_did_not_have_is_expected_there_no_more() -> None:
 
 
 async def test_a_warm_up_counts_in_the_target_and_whatever_comes_overtakes_it() -> None:
-    second = ScriptedReplica(name="m/1", gate=asyncio.Event())
+    second = Replica(name="m/1", gate=asyncio.Event())
     stage = Stage([second])
     await stage.rising()
     async with asyncio.timeout(5):
@@ -266,7 +274,7 @@ async def test_a_warm_up_counts_in_the_target_and_whatever_comes_overtakes_it() 
 
 async def test_a_target_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmer_module, "_TIMEOUT_S", 0.01)
-    second = ScriptedReplica(name="m/1", gate=asyncio.Event())
+    second = Replica(name="m/1", gate=asyncio.Event())
     stage = Stage([second])
     await stage.rising()
     assert await stage.hears() == "late"
@@ -275,7 +283,7 @@ async def test_a_target_that_takes_too_long_is_given_up(monkeypatch: pytest.Monk
 
 
 async def test_a_target_that_is_drained_need_not_wait_for_it() -> None:
-    second = ScriptedReplica(name="m/1", gate=asyncio.Event())
+    second = Replica(name="m/1", gate=asyncio.Event())
     stage = Stage([second])
     await stage.rising()
     group = ReplicaGroup(stage.router)
@@ -285,7 +293,7 @@ async def test_a_target_that_is_drained_need_not_wait_for_it() -> None:
 
 
 async def test_closing_ends_what_is_under_way_and_begins_nothing_more() -> None:
-    second = ScriptedReplica(name="m/1", gate=asyncio.Event())
+    second = Replica(name="m/1", gate=asyncio.Event())
     stage = Stage([second])
     per_s = await stage.rising()
     await asyncio.wait_for(stage.warmer.close(), 2)
@@ -301,7 +309,7 @@ async def test_closing_ends_what_is_under_way_and_begins_nothing_more() -> None:
 async def test_only_so_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmer_module, "_AT_ONCE", 1)
     gate = asyncio.Event()
-    stage = Stage([ScriptedReplica(name=f"m/{number}", gate=gate) for number in (1, 2)])
+    stage = Stage([Replica(name=f"m/{number}", gate=gate) for number in (1, 2)])
     other = [255 - token for token in PREFIX]
     stage.lives_on(stage.first, Tier.DEVICE, other, seq=2)
     for replica in stage.others:
@@ -321,7 +329,7 @@ async def test_only_so_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_target_on_trial_is_left_alone() -> None:
-    second = ScriptedReplica(name="m/1")
+    second = Replica(name="m/1")
     stage = Stage([second])
     member = stage.router.find("m/1")
     assert member is not None
