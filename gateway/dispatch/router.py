@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import index
 from random import Random
@@ -14,11 +14,13 @@ import structlog
 
 from cache.directory import Directory
 from gateway.dispatch.answers import AnswerLengths
+from gateway.dispatch.costs import ReplicaCosts
 from gateway.dispatch.load import LoadShare
 from gateway.dispatch.member import Condition, Member, ReplicaT_co
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.warmer import Warmer
+from policies.cost import Coefficients
 from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
 from policies.routing_policies import PredictedTtft
 
@@ -74,6 +76,7 @@ class Router(Generic[ReplicaT_co]):
         self.directory = directory
         self.warmer: Warmer | None = None
         self._answers = AnswerLengths()
+        self._costs = ReplicaCosts()
         self._fallback = PredictedTtft()
         self._policy_failed = False
         self._policy = policy
@@ -112,6 +115,7 @@ class Router(Generic[ReplicaT_co]):
     def remove(self, name: str) -> Member[ReplicaT_co] | None:
         """Send nothing there any more, and forget what it holds."""
         self._tells_no_events.discard(name)
+        self._costs.forget(name)
         self.directory.leave(name)
         self.changed()
         return self._members.pop(name, None)
@@ -124,6 +128,10 @@ class Router(Generic[ReplicaT_co]):
         """A replica's condition has changed: whoever waits for one that serves looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
+        for member in self._members.values():
+            if member.replica.health().condition is not Condition.SERVING:
+                self._costs.forget(member.name)
+        self._costs.outdated()
         if self.warmer is not None:
             self.warmer.targets_changed()
 
@@ -175,12 +183,13 @@ class Router(Generic[ReplicaT_co]):
                 passed_by[member.name] = _why_not(member)
         if not open_members:
             raise NoReplica("No replica of this model can serve now.", full=False)
+        costs = self._costs_at(now_s)
         sizes = {member.block_tokens for member in open_members}
         warm = self.directory.lookup(prefix.by_size(sizes), now_s)
         candidates = [
             Candidate(
                 member.name,
-                member.replica.coefficients(),
+                costs[member.name],
                 member.load.standing(),
                 warm.get(member.name, NOTHING_CACHED),
             )
@@ -252,6 +261,17 @@ class Router(Generic[ReplicaT_co]):
             return self._fallback.choose(request, candidates, self._random), _FALLBACK
         return chosen, self._policy_name
 
+    def _costs_at(self, now_s: float) -> Mapping[str, Coefficients]:
+        costs = self._costs
+        if costs.due(now_s):
+            members = self._members.values()
+            costs.update({each.name: each.replica.coefficients() for each in members}, now_s)
+        return costs.costs
+
+    def note_answer(self, replica: str, now_s: float) -> None:
+        """A replica has begun to answer a request."""
+        self._costs.answered(replica, now_s)
+
     def _note_routed(self, member: Member[ReplicaT_co], prefix: Prefix) -> None:
         links = prefix.of(member.block_tokens)
         if not links:
@@ -293,6 +313,7 @@ class Placement(Generic[ReplicaT_co]):
         receipt.served_tokens = served_tokens
         self._share.begin()
         self.member.answered()
+        self._router.note_answer(self.member.name, receipt.began_s)
         if served_tokens is not None:
             links = self._prefix.of(self.member.block_tokens)
             if links:

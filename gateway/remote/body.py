@@ -12,7 +12,7 @@ import orjson
 from gateway.errors import bad_request
 from gateway.settings_fleet import RemoteEngine
 from gateway.wire.fields import Fields
-from gateway.wire.generation import MAX_CHOICES
+from gateway.wire.generation import MAX_CHOICES, read_user
 
 EndpointName = Literal["chat", "completions"]
 
@@ -25,12 +25,14 @@ _NARROWING = ("prompt_cache_key", "cache_salt", "extra_key")
 _TAKES_SEEDS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang", "llama.cpp", "forebay"})
 _TAKES_SALTS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang"})
 _MAX_PROMPTS = 2048
-_BETWEEN_SERVERS = (
-    "kv_transfer_params",
-    "session_params",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
+_BETWEEN_SERVERS = frozenset(
+    {
+        "kv_transfer_params",
+        "session_params",
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+    }
 )
 """Fields with which servers point at each other's KV: from a client, a way around isolation."""
 _OWN_IDS = ("request_id", "rid")
@@ -70,8 +72,8 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
     fields.required_string("model")
     if fields.value("cached_content") is not None:
         raise fields.wrong("cached_content", "is not supported for models that run elsewhere.")
-    for between in _BETWEEN_SERVERS:
-        if fields.value(between) is not None:
+    if not _BETWEEN_SERVERS.isdisjoint(values):
+        for between in fields.given(_BETWEEN_SERVERS):
             raise fields.wrong(between, "is between servers; leave it out.")
     prompts = _count_prompts(fields) if name == "completions" else _check_messages(fields)
     stream = fields.boolean("stream") or False
@@ -85,7 +87,7 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
         continuous_usage=(options.boolean("continuous_usage_stats") or False) if options else False,
         choices=prompts * (fields.integer("n", 1, MAX_CHOICES) or 1),
         max_tokens=_read_max_tokens(fields, name),
-        user=fields.string("safety_identifier") or fields.string("user") or None,
+        user=read_user(fields),
         narrowing=_read_narrowing(fields),
         wants_seed=fields.value("seed") is None and temperature != 0,
     )

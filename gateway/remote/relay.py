@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
+from random import Random
 from time import monotonic
 from typing import NoReturn
 
@@ -29,7 +29,9 @@ from gateway.request import Relayed, Request
 from gateway.sse import StreamTimes, event
 from gateway.tenants import Tenant
 
-_MAX_SEED = 1 << 31
+_SEED_BITS = 31
+_seeds = Random()
+"""Seeds need to differ, not to be secret."""
 
 
 async def relay(
@@ -65,7 +67,7 @@ async def relay(
         tenant=tenant,
         request_id=request.call.request_id,
         salt=cache.salt,
-        seed=secrets.randbelow(_MAX_SEED),
+        seed=_seeds.getrandbits(_SEED_BITS),
         secret=secret,
     )
     request.submitted_s = monotonic()

@@ -41,9 +41,9 @@ class SseReader:
         if self._after_cr or b"\r" in piece:
             piece = self._with_line_feeds(piece)
         if not self._rest and not self._data and piece.endswith(b"\n\n"):
-            whole = _plain_events(piece)
-            if whole is not None:
-                return whole
+            plain = _plain_events(piece)
+            if plain is not None:
+                return plain
         lines = piece.split(b"\n")
         if self._rest:
             lines[0] = self._rest + lines[0]

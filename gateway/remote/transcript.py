@@ -21,9 +21,9 @@ class AnswerDiffers(Exception):
 class ChoiceTranscript:
     """One choice: the text of each of its fields, its tool calls' among them.
 
-    `said` maps a field to the pieces that went to the client; `grew` says whether the chunk that was
-    taken last added any. While the choice is being said again,
-    `_passed` counts the characters of each field that have come once more.
+    `said` maps a field to the pieces that went to the client; `grew` says whether the chunk that
+    was taken last added any. While the choice is being said again, `_passed` counts the characters
+    of each field that have come once more.
     """
 
     __slots__ = ("_delivered", "_opaque", "_passed", "finish_reason", "grew", "opened", "said")

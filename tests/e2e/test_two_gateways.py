@@ -1,5 +1,5 @@
 """Two gateways before the same four servers, with one Redis between them that comes and goes. The
-servers are scripted; each remembers whose beginnings it has seen."""
+servers are scripted; each remembers the prompts that it has seen, and is slow with others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ SERVERS = 4
 PREFIXES = 12
 ANSWER = "one two three four five six seven eight"
 PROMPT_TOKENS = 300
+COLD_S, WARM_S = 0.1, 0.005
+"""Until a server's first token."""
 WAIT = "Take your time."
 NEWS_S = 10.0
 """For news to come through, also when Redis has just come back."""
@@ -52,9 +54,14 @@ class Servers:
             for upstream in self._upstreams
         )
 
-    def hold(self) -> None:
-        """From now on, answers wait."""
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Such answers wait until `let_go`, or until the scope ends."""
         self._portal.call(self._gate.clear)
+        try:
+            yield
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         """Let all answers come to their end."""
@@ -70,6 +77,7 @@ class Servers:
             prompt = message["content"].removesuffix(WAIT)
             cached = PROMPT_TOKENS - 1 if self.seen[prompt, number] else 0
             self.seen[prompt, number] += 1
+            await asyncio.sleep(WARM_S if cached else COLD_S)
             await received.begin_stream()
             pieces = [sse(chunk("", role=True)), *(sse(chunk(word)) for word in words(ANSWER))]
             for piece in pieces[:7]:
@@ -132,7 +140,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoGateways]:
         servers = Servers(portal, scope)
         valkey = scope.enter_context(running_valkey(directory))
         yield TwoGateways(directory, valkey, servers, scope)
-        servers.let_go()
 
 
 def body(prompt: str) -> dict[str, Any]:
@@ -160,6 +167,22 @@ def until_warm(gateway: GatewayProcess, prompt: str, server: str) -> None:
     )
 
 
+@contextmanager
+def redis_is(how: str, valkey: Valkey) -> Iterator[None]:
+    """Frozen or killed, until the scope ends."""
+    if how == "frozen":
+        valkey.freeze()
+    else:
+        valkey.kill()
+    try:
+        yield
+    finally:
+        if how == "frozen":
+            valkey.thaw()
+        else:
+            valkey.start()
+
+
 def test_a_prefix_goes_to_the_same_server_whichever_gateway_is_asked(stage: TwoGateways) -> None:
     prompts = [prose(f"{number} of the first", 200) for number in range(PREFIXES)]
     server_of = {prompt: ask(stage.first, prompt) for prompt in prompts}
@@ -172,7 +195,7 @@ def test_a_prefix_goes_to_the_same_server_whichever_gateway_is_asked(stage: TwoG
     server_of |= {prompt: ask(stage.second, prompt) for prompt in theirs}
     for prompt in theirs:
         until_warm(stage.first, prompt, server_of[prompt])
-    for gateway in (*stage.both, *stage.both):
+    for gateway in stage.both:
         for prompt, server in server_of.items():
             assert ask(gateway, prompt) == server
     assert [len(stage.servers.asked_for(prompt)) for prompt in server_of] == [1] * 2 * PREFIXES
@@ -180,30 +203,27 @@ def test_a_prefix_goes_to_the_same_server_whichever_gateway_is_asked(stage: TwoG
 
 def test_a_gateway_sees_what_the_other_has_put_on_a_server(stage: TwoGateways) -> None:
     stage.until_all_is_quiet()
-    stage.servers.hold()
     first, second = (Operator(gateway) for gateway in stage.both)
     held = [body(f"{number}: {prose(f'held {number}', 100)} {WAIT}") for number in range(8)]
-    with reading(stage.first, held) as streams:
+    with reading(stage.first, held) as streams, stage.servers.holding():
         streams.until_begun()
-        own = {name: each["own_load"] for name, each in first.replicas().items()}
-        assert sum(load["running"] for load in own.values()) == 8
+        own = {name: each["own_load"]["running"] for name, each in first.replicas().items()}
+        assert sum(own.values()) == len(held)
 
         def seen() -> dict[str, int]:
             return {name: each["load"]["running"] for name, each in second.replicas().items()}
 
-        expected = {name: load["running"] for name, load in own.items()}
-        eventually(lambda: seen() == expected, NEWS_S, lambda: f"{seen()} {expected}")
+        eventually(lambda: seen() == own, NEWS_S, lambda: f"{seen()} {own}")
         assert all(each["own_load"]["running"] == 0 for each in second.replicas().values())
         stage.servers.let_go()
         for each in streams.results():
             assert told(each).text == ANSWER
-    eventually(lambda: set(seen().values()) == {0}, NEWS_S)
+        eventually(lambda: set(seen().values()) == {0}, NEWS_S)
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])
 def test_without_redis_both_serve(stage: TwoGateways, how: str) -> None:
     stage.until_all_is_quiet()
-    stage.servers.hold()
     known = prose(f"known before it was {how}", 200)
     server = ask(stage.first, known)
     until_warm(stage.second, known, server)
@@ -211,28 +231,22 @@ def test_without_redis_both_serve(stage: TwoGateways, how: str) -> None:
     with (
         reading(stage.first, held, ACME_KEY) as ours,
         reading(stage.second, held, AC_KEY) as theirs,
+        stage.servers.holding(),
     ):
         ours.until_begun()
         theirs.until_begun()
-        if how == "frozen":
-            stage.valkey.freeze()
-        else:
-            stage.valkey.kill()
-        asked_s = time.monotonic()
-        for gateway in stage.both:
-            assert gateway.status_of("/health/ready") == 200
-            # what is known stays known, and who is new is served too
-            for key in (ACME_KEY, AC_KEY):
-                ask(gateway, prose(f"{how}, {key}, {gateway.port}", 200), key)
-            assert ask(gateway, known) == server
-        assert time.monotonic() - asked_s < 5
-        stage.servers.let_go()
-        for each in (*ours.results(), *theirs.results()):
-            assert told(each).text == ANSWER
-    if how == "frozen":
-        stage.valkey.thaw()
-    else:
-        stage.valkey.start()
+        with redis_is(how, stage.valkey):
+            asked_s = time.monotonic()
+            for gateway in stage.both:
+                assert gateway.status_of("/health/ready") == 200
+                for key in (ACME_KEY, AC_KEY):
+                    ask(gateway, prose(f"{how}, {key}, {gateway.port}", 200), key)
+                # what is known stays known
+                assert ask(gateway, known) == server
+            assert time.monotonic() - asked_s < 5
+            stage.servers.let_go()
+            for each in (*ours.results(), *theirs.results()):
+                assert told(each).text == ANSWER
     news = prose(f"news after it was {how}", 200)
     until_warm(stage.second, news, ask(stage.first, news))
     stage.until_all_is_quiet()

@@ -85,7 +85,8 @@ def test_check_says_what_a_file_amounts_to(
         f"{path}: valid",
         "listens on http://127.0.0.1:8000, metrics: local",
         "redis embedded",
-        "model tiny: bundled, 1 replica(s) in-process, device auto, dtype auto, context 2048, batch 16, "
+        "model tiny: bundled, 1 replica(s) in-process, device auto, dtype auto, context 2048, "
+        "batch 16, "
         "KV on device, DRAM, Redis",
         "tenant acme: 1 key(s), models *, concurrency 4, cache tenant",
     ]
