@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtest.cache_bench import CacheFigures, measure_cache
@@ -10,20 +11,23 @@ from loadtest.client import Target
 from loadtest.divergence import Divergence, measure_divergence
 from loadtest.forebay_server import MODEL, running_forebay
 from loadtest.gateway_cost import GatewayCost, measure_gateway
+from loadtest.routing_bench import ROUTING, ROUTING_PARTS, RoutingFigures, measure_routing
 from loadtest.workloads import Workload
 
-PARTS = ("engine", "gateway", "divergence", "cache")
+PARTS = ("engine", "gateway", "divergence", "cache", ROUTING)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """What to measure: the workloads of the engine part (none: leave it out), whether the gateway's
-    own cost, whether how bfloat16 diverges from float32, and whether the cache's tiers."""
+    own cost, whether how bfloat16 diverges from float32, whether the cache's tiers, and which of
+    the routing parts."""
 
     workloads: tuple[Workload, ...]
     gateway: bool
     divergence: bool
     cache: bool
+    routing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,12 @@ class BenchReport:
     gateway: GatewayCost | None
     divergence: Divergence | None
     cache: CacheFigures | None
+    routing: RoutingFigures | None
+
+
+def routing_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Those that are named, all of them for "routing"."""
+    return tuple(part for part in ROUTING_PARTS if part in names or ROUTING in names)
 
 
 async def run_bench(
@@ -68,4 +78,7 @@ async def run_bench(
                 )
     divergence = await measure_divergence(tell) if plan.divergence else None
     cache = await measure_cache(repeats=repeats, seed=seed, tell=tell) if plan.cache else None
-    return BenchReport(start_s, tuple(reports), cost, divergence, cache)
+    routing = None
+    if plan.routing:
+        routing = await measure_routing(plan.routing, repeats=repeats, seed=seed, tell=tell)
+    return BenchReport(start_s, tuple(reports), cost, divergence, cache, routing)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 import uvloop
 
-from loadtest.bench import PARTS, BenchPlan, run_bench
+from loadtest.bench import PARTS, BenchPlan, routing_parts, run_bench
 from loadtest.cache_bench import CacheFigures
 from loadtest.cache_bench_report import cache_notes, cache_tables
 from loadtest.campaign import CampaignError, Contender, Report, run_campaign
@@ -33,6 +33,8 @@ from loadtest.report import (
     gateway_table,
     notes,
 )
+from loadtest.routing_bench import ROUTING_PARTS, RoutingFigures
+from loadtest.routing_bench_report import routing_notes, routing_tables
 from loadtest.soak import complaints, run_soak
 from loadtest.workloads import DEFAULT_VOCABULARY, STANDARD, Vocabulary, Workload
 
@@ -100,7 +102,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[PART]...",
-            help="engine, gateway, divergence, cache, or workloads of the engine.",
+            help="engine, gateway, divergence, cache, routing, or parts of them: workloads of the "
+            "engine, routing-decision, routing-proxy, routing-policies, routing-workers.",
         ),
     ] = None,
     repeats: _Repeats = 3,
@@ -128,6 +131,7 @@ def bench(
         gateway=found.gateway,
         divergence=found.divergence,
         cache=found.cache,
+        routing=found.routing,
         markdown=markdown,
         json_path=json_path,
     )
@@ -174,6 +178,7 @@ def _show(
     gateway: GatewayCost | None = None,
     divergence: Divergence | None = None,
     cache: CacheFigures | None = None,
+    routing: RoutingFigures | None = None,
     markdown: bool,
     json_path: Path | None,
 ) -> None:
@@ -182,21 +187,28 @@ def _show(
     tables = [figures(reports, workloads)] if reports else []
     tables += [gateway_table(gateway)] if gateway is not None else []
     tables += cache_tables(cache) if cache is not None else []
+    tables += routing_tables(routing) if routing is not None else []
     typer.echo("\n".join(machine))
     for table in tables:
         typer.echo(f"\n{table.markdown() if markdown else table.text()}")
     lines = [gateway_note(gateway)] if gateway is not None else []
     lines += divergence_notes(divergence) if divergence is not None else []
     lines += cache_notes(cache) if cache is not None else []
+    lines += routing_notes(routing) if routing is not None else []
     typer.echo("")
     for line in [*lines, *notes(reports)]:
         typer.echo(line)
     if json_path is not None:
         try:
-            json_path.write_bytes(as_json(reports, workloads, machine, gateway, divergence, cache))
+            json_path.write_bytes(
+                as_json(reports, workloads, machine, gateway, divergence, cache, routing)
+            )
         except OSError as error:
             _stop(f"{json_path}: cannot be written ({error.strerror})")
-    if any(report.failures for report in reports) or (cache is not None and cache.failures):
+    failures = [line for report in reports for line in report.failures]
+    failures += cache.failures if cache is not None else []
+    failures += routing.failures if routing is not None else []
+    if failures:
         raise typer.Exit(1)
 
 
@@ -209,7 +221,7 @@ def _finished(work: Coroutine[Any, Any, _T]) -> _T:
 
 def _planned(names: Sequence[str]) -> BenchPlan:
     """All workloads for "engine", else those that are named."""
-    known = (*PARTS, *STANDARD)
+    known = (*PARTS, *ROUTING_PARTS, *STANDARD)
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"{name}: no such part; there are {', '.join(known)}")
@@ -219,6 +231,7 @@ def _planned(names: Sequence[str]) -> BenchPlan:
         gateway="gateway" in names,
         divergence="divergence" in names,
         cache="cache" in names,
+        routing=routing_parts(names),
     )
 
 

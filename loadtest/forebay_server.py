@@ -96,9 +96,7 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _started(
-    files: _Files, settings: Mapping[str, str], flags: Sequence[str]
-) -> Iterator[_Server]:
+def _started(files: _Files, settings: Mapping[str, str], flags: Sequence[str]) -> Iterator[_Server]:
     """The process; ended with the scope."""
     key, port = secrets.token_urlsafe(32), free_port()
     log = files.scratch / "forebay.log"

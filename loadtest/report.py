@@ -12,6 +12,7 @@ from loadtest.campaign import Report
 from loadtest.cells import Cell, cells_of, lead, spread
 from loadtest.divergence import OUTPUT_TOKENS, Divergence
 from loadtest.gateway_cost import GatewayCost
+from loadtest.routing_bench import RoutingFigures
 from loadtest.tables import Table, number
 from loadtest.workloads import Workload
 
@@ -106,6 +107,7 @@ def as_json(
     gateway: GatewayCost | None = None,
     divergence: Divergence | None = None,
     cache: CacheFigures | None = None,
+    routing: RoutingFigures | None = None,
 ) -> bytes:
     """Every repetition with all its percentiles, indented, with a newline at the end."""
     document = {
@@ -116,6 +118,7 @@ def as_json(
         "gateway": gateway,
         "divergence": divergence,
         "cache": cache,
+        "routing": routing,
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

@@ -37,8 +37,8 @@ _OUTPUT_TOKENS = 32
 _WARM_CLIENTS = 4
 _ADMIN_VARIABLE = "FOREBAY_ADMIN_KEY"
 _CACHE_MIB = 160
-"""Of the bundled model's KV in bfloat16 that is 7,281 tokens: six prefixes, half of twelve, and room
-for the own tokens of eleven running requests."""
+"""Of the bundled model's KV in bfloat16 that is 7,281 tokens: six prefixes, half of twelve, and
+room for the own tokens of eleven running requests."""
 _RELOAD_S = 10.0
 _POLL_S = 0.05
 _RELOADS = re.compile(r'^forebay_config_reloads_total{result="success"} (\S+)', re.M)
@@ -58,9 +58,9 @@ class PolicyLoad:
 
 
 LOADS = (
-    PolicyLoad("low", 36, 12, per_s=1.5),
-    PolicyLoad("high", 96, 12, clients=16),
-    PolicyLoad("one prefix", 64, 1, clients=16),
+    PolicyLoad("low", 30, 12, per_s=1.0),
+    PolicyLoad("high", 80, 12, clients=16),
+    PolicyLoad("one prefix", 48, 1, clients=16),
 )
 
 

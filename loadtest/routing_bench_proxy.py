@@ -1,4 +1,4 @@
-"""What the gateway costs as a proxy: requests to a stub that answers at once, direct and through it.
+"""What the gateway costs as a proxy: requests to a stub that answers at once, direct and proxied.
 
 Everything that a request to a remote model meets is on: authentication, the tenant's limit, hashing
 of the prompt, routing, metrics and the log. Direct and proxied rounds alternate, so that what slows
@@ -111,9 +111,7 @@ async def measure_proxy(tell: Tell, plan: ProxyPlan | None = None) -> list[Proxy
                 pair = _Pair(stub, server, "2 processes")
                 await pair.warm_up()
                 figures.append(
-                    await pair.measure(
-                        SIXTEEN_EVENTS, plan.crowd, plan.rounds, plan.crowd_requests
-                    )
+                    await pair.measure(SIXTEEN_EVENTS, plan.crowd, plan.rounds, plan.crowd_requests)
                 )
     return figures
 

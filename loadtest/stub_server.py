@@ -63,7 +63,9 @@ class _Stub(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._path == b"/v1/models":
-            self._write(_whole(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]}))
+            self._write(
+                _whole(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
+            )
             return
         chat = self._path == b"/v1/chat/completions"
         if not chat and self._path != b"/v1/completions":

@@ -1,9 +1,9 @@
 """How long a whole decision takes, from a prompt's tokens to a receipt.
 
 `python -m gateway.dispatch.bench_decide --json` prints one JSON object. A directory knows as many
-blocks as are asked for, in conversations that a fleet of replicas at work holds; then prompts of one
-length are hashed and decided on: one that nobody knows, one of which all know the beginning, one
-that a few know in part, and one that all know up to an end of their own.
+blocks as are asked for, in conversations that a fleet of replicas at work holds; then prompts of
+one length are hashed and decided on: such as nobody knows, of which all know the beginning, that a
+few know in part, and that all know up to ends of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from typing import ParamSpec
 
 from cache.block import Tier
 from cache.block_events import BlockEvents, TierChange
@@ -39,6 +40,8 @@ _CONVERSATION_LINKS = (16, 512)
 _VOCABULARY = range(256, 48_000)
 _PROMPTS_OF_A_KIND = 8
 _HEALTHY = Health(Condition.SERVING)
+
+P = ParamSpec("P")
 
 _LEARNED = Coefficients(
     constant_s=5e-3,
@@ -189,7 +192,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -
             # links of their own, as those of a request are
             links = [bytes(bytearray(link)) for link in chains[turn % len(chains)]]
             prefix = Prefix(lambda _: links)
-            taken_us.append(_timed_us(lambda: fleet.router.decide(ask, prefix)))
+            taken_us.append(_timed_us(fleet.router.decide, ask, prefix))
 
         taken_us: list[float] = []
         for turn in range(decisions):
@@ -203,8 +206,8 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -
             ids = prompts()
             hashing = _times(
                 [
-                    _timed_us(lambda: prompt_links(root, token_bytes_of(one)))
-                    for one in (ids[turn % len(ids)] for turn in range(decisions))
+                    _timed_us(_hash, root, ids[turn % len(ids)])
+                    for turn in range(decisions)
                 ]
             )
             return DecisionTimes(
@@ -227,10 +230,14 @@ def _random_links(draw: random.Random, count: int) -> list[bytes]:
     return [together[start : start + HASH_BYTES] for start in range(0, len(together), HASH_BYTES)]
 
 
-def _timed_us(action: Callable[[], object]) -> float:
+def _hash(root: bytes, token_ids: Sequence[int]) -> None:
+    prompt_links(root, token_bytes_of(token_ids))
+
+
+def _timed_us(action: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     """CPU time: what other processes take of the machine is not ours."""
     began_ns = time.thread_time_ns()
-    action()
+    action(*args, **kwargs)
     return (time.thread_time_ns() - began_ns) / 1e3
 
 

@@ -77,7 +77,7 @@ class ReplicaCosts:
 
     def _count(self, replica: str, now_s: float) -> float:
         count, at_s = self._answers.get(replica, (0.0, now_s))
-        return count * 0.5 ** ((now_s - at_s) / _HALF_LIFE_S)
+        return count * math.exp2((at_s - now_s) / _HALF_LIFE_S)
 
 
 def _between(common: list[float], own: Coefficients, own_share: float) -> Coefficients:
@@ -85,4 +85,4 @@ def _between(common: list[float], own: Coefficients, own_share: float) -> Coeffi
         theirs + own_share * (mine - theirs)
         for theirs, mine in zip(common, own[:_SECONDS], strict=True)
     ]
-    return Coefficients(*seconds, step_tokens=own.step_tokens, block_tokens=own.block_tokens)
+    return Coefficients._make((*seconds, own.step_tokens, own.block_tokens))

@@ -9,7 +9,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-_MOST_MESSAGE_BYTES = 32 << 20
+_MOST_MESSAGE_BYTES = 16 << 20
 _MOST_WAITING = 10_000
 """Messages; what comes on top is lost, which shows in the numbers."""
 _RECONNECT_MS = 100

@@ -80,6 +80,7 @@ class VllmFollower:
         self._connected = False
         self._lives = self._messages = self._replayed = 0
         self._gaps = self._unreadable = self._unknown = 0
+        self._explained: set[Untracked] = set()
         self._scope = AsyncExitStack()
 
     async def __aenter__(self) -> VllmFollower:
@@ -202,9 +203,16 @@ class VllmFollower:
         for events in self._rehasher.follow(batch.events):
             self._tell(events)
             await asyncio.sleep(0)
+        self._explain()
         if batch.malformed:
             self._unreadable += batch.malformed
             self._miss("an event cannot be read")
+
+    def _explain(self) -> None:
+        """Say once of each reason that some blocks are not followed for it."""
+        for reason in self._rehasher.untracked.keys() - self._explained:
+            self._explained.add(reason)
+            _log.info("some KV blocks are not followed", replica=self._replica, reason=reason.value)
 
     def _miss(self, why: str) -> None:
         """What is lost may have been about any block."""

@@ -82,6 +82,7 @@ class Attempt:
         self._began_s: float | None = None
         self._last_s = 0.0
         self._events = 0
+        self._finished = False
 
     async def open(self) -> Exchange:
         """Send the request; the answer, whose status is 200, from its head on."""
@@ -100,10 +101,15 @@ class Attempt:
         return exchange
 
     def close(self) -> None:
-        """End the exchange, whole or not. Idempotent."""
-        if self._exchange is not None:
+        """End the exchange, unless it has come to its end. Idempotent."""
+        if self._exchange is not None and not self._finished:
             self._exchange.close()
         self._own.end()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As far as is known before the server tells."""
+        return self._errand.prompt.tokens
 
     def note_tokens(self, events: int) -> None:
         """So many events of a streamed answer have come; the first time, it has begun."""
@@ -116,13 +122,12 @@ class Attempt:
         self.placement.began(None)
         self._exchange.be_patient(self.placement.replica.times.between_s)
 
-    def finished(self, usage: ReportedUsage | None) -> None:
-        """The answer is whole: learn from it."""
-        cached = None
+    def finish(self, usage: ReportedUsage | None) -> None:
+        """The answer is whole: learn from it, and leave the connection to the next."""
+        in_links = None
         if usage is not None and usage.cached_tokens is not None:
-            cached = usage.cached_tokens
-            in_links = self._errand.prompt.in_links(cached, usage.prompt_tokens)
-            self.placement.served(cached, in_links)
+            in_links = self._errand.prompt.in_links(usage.cached_tokens, usage.prompt_tokens)
+            self.placement.served(usage.cached_tokens, in_links)
         self.placement.member.answered()
         ttft_s, gap_s = None, None
         if self._began_s is not None and self._exchange is not None:
@@ -130,8 +135,11 @@ class Attempt:
             if self._events >= _LEAST_EVENTS:
                 gap_s = (self._last_s - self._began_s) / (self._events - 1)
         self.placement.replica.succeeded(
-            self.placement.receipt, ttft_s=ttft_s, cached_tokens=cached, token_gap_s=gap_s
+            self.placement.receipt, ttft_s=ttft_s, cached_tokens=in_links, token_gap_s=gap_s
         )
+        if self._exchange is not None:
+            self._finished = True
+            self._exchange.finish()
 
     async def _judged(self, exchange: Exchange) -> Exception:
         """The exception that the answer's status means; what can be read of its body explains."""

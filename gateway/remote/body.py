@@ -11,6 +11,7 @@ import orjson
 
 from gateway.errors import bad_request
 from gateway.settings_fleet import RemoteEngine
+from gateway.wire.completions import DEFAULT_MAX_TOKENS
 from gateway.wire.fields import Fields
 from gateway.wire.generation import MAX_CHOICES, read_user
 
@@ -18,8 +19,6 @@ EndpointName = Literal["chat", "completions"]
 
 PATHS: Mapping[EndpointName, str] = {"chat": "/chat/completions", "completions": "/completions"}
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""What OpenAI's API generates when a completion does not say how much it wants."""
 _NARROWING = ("prompt_cache_key", "cache_salt", "extra_key")
 """Strings of the client's that keep its prompts apart within its tenant; the last is SGLang's."""
 _TAKES_SEEDS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang", "llama.cpp", "forebay"})
@@ -156,7 +155,7 @@ def _read_max_tokens(fields: Fields, endpoint: EndpointName) -> int | None:
     if newer is not None:
         return newer
     if older is None and endpoint == "completions":
-        return DEFAULT_COMPLETION_TOKENS
+        return DEFAULT_MAX_TOKENS
     return older
 
 

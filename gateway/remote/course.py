@@ -133,7 +133,9 @@ class Course:
 
     def _misconfigured(self, placement: RemotePlacement, error: UpstreamMisconfigured) -> None:
         """The replica does not know us, or not what it is asked for."""
-        placement.lost(f"misconfigured: {error}")
+        placement.receipt.lost = f"misconfigured: {error}"
+        if not placement.member.breaker.closed:
+            placement.member.failed()  # it was the breaker's probe
         placement.replica.misconfigured(error.status)
         self._failure = ApiError(
             502,

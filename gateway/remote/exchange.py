@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping
-from contextlib import suppress
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
@@ -48,6 +47,7 @@ class Connections:
         self._limit = 2 * max_running
         self._urls: dict[str, URL] = {}
         self._open: set[Exchange] = set()
+        self._drains: set[asyncio.Task[None]] = set()
         self.last_heard_s = float("-inf")
         """When the last byte of any answer came."""
 
@@ -66,6 +66,8 @@ class Connections:
         trace: TracebackType | None,
     ) -> None:
         self.cut_silent(float("inf"), LossKind.RESET)
+        if self._drains:
+            await asyncio.wait(tuple(self._drains))
         await self._pooled.close()
         await self._fresh.close()
 
@@ -82,6 +84,12 @@ class Connections:
         if url is None:
             url = self._urls[path] = URL(self._base_url + path, encoded=True)
         return Exchange(self, url, body, {**self._headers, **headers}, patience)
+
+    def drain(self, exchange: Exchange) -> None:
+        """Let an exchange come to its end, and close it."""
+        task = asyncio.create_task(exchange.drain())
+        self._drains.add(task)
+        task.add_done_callback(self._drains.discard)
 
     def cut_silent(self, since_s: float, kind: LossKind) -> None:
         """End every exchange that has heard nothing since then."""
@@ -197,6 +205,7 @@ class Exchange:
         self._note_heard()
         encoding = self._response.headers.get("content-encoding")
         if encoding is not None and encoding.lower() != "identity":
+            self.close()
             raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
 
     def close(self) -> None:
@@ -242,15 +251,26 @@ class Exchange:
                 raise UpstreamLost(LossKind.GARBAGE, "the answer is too long")
         return bytes(whole)
 
-    async def drain(self) -> None:
-        """Read what is left, if it is little and comes soon: the connection can be used again."""
+    def finish(self) -> None:
+        """Close it when all that was wanted has been read. What is left of the answer is read
+        behind the caller's back if it is little and comes soon, so that the connection can be used
+        again."""
         if self._answer.content.at_eof():
-            return
-        self.be_patient(_DRAIN_S)
-        with suppress(UpstreamLost):
+            self.close()
+        else:
+            self._connections.drain(self)
+
+    async def drain(self) -> None:
+        """Read what little is left, then close."""
+        try:
+            self.be_patient(_DRAIN_S)
             for _ in range(_DRAIN_READS):
                 if not await self.read():
                     return
+        except UpstreamLost:
+            return
+        finally:
+            self.close()
 
     def be_patient(self, between_s: float) -> None:
         """Wait so long between two reads from now on."""

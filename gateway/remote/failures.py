@@ -72,18 +72,19 @@ class Cleaner:
     def __init__(
         self, *, secrets: Iterable[str], hosts: Iterable[str], served_model: str, model: str
     ) -> None:
-        self._hidden = sorted({word for word in (*secrets, *hosts) if len(word) > 2}, key=len)
-        self._served_model = served_model
+        # a host may be called like a part of any other word; a key is hidden wherever it is
+        words = [re.escape(key) for key in secrets if key]
+        words += [rf"(?<![\w-]){re.escape(host)}(?![\w-])" for host in hosts if host]
+        self._hidden = re.compile("|".join(words) or r"(?!)")
+        self._served_model = re.compile(rf"(?<![\w-]){re.escape(served_model)}(?![\w-])")
         self._model = model
 
     def text(self, message: str) -> str:
         """At most 2,000 characters of it, without control characters, addresses and keys."""
-        message = _CONTROL.sub(" ", message[: 4 * _LONGEST_MESSAGE])
-        for word in reversed(self._hidden):
-            message = message.replace(word, "[hidden]")
-        message = _KEY.sub("[hidden]", _ADDRESS.sub("[hidden]", message))
-        if self._served_model != self._model:
-            message = message.replace(self._served_model, self._model)
+        message = _CONTROL.sub(" ", message[:ERROR_BODY_BYTES])
+        for pattern in (self._hidden, _ADDRESS, _KEY):
+            message = pattern.sub("[hidden]", message)
+        message = self._served_model.sub(lambda _: self._model, message)
         return message[:_LONGEST_MESSAGE].strip()
 
 

@@ -72,11 +72,11 @@ class Prober:
         times: ProbeTimes,
         random: Random,
         heard_since: Callable[[float], bool],
-        on_health: Callable[[Health, float], None],
+        on_health: Callable[[Health, float | None], None],
         on_load: Callable[[ReportedLoad], None],
     ) -> None:
         """`heard_since(t)`: whether any answer's bytes came after `t`. `on_health` is told what a
-        probe found, and when that probe began."""
+        probe found, and since when the server has been silent if it did not answer at all."""
         self._target = target
         self._client = client
         self._times = times
@@ -113,11 +113,12 @@ class Prober:
                 return
             self._failures += 1
             if self._failures >= _FAILURES_TO_DOWN:
-                self._on_health(Health(Condition.DOWN, str(unwell)), started_s)
+                silent_since_s = started_s if unwell.silent else None
+                self._on_health(Health(Condition.DOWN, str(unwell)), silent_since_s)
                 self.probed.set()
             return
         self._failures = 0
-        self._on_health(Health(Condition.SERVING), started_s)
+        self._on_health(Health(Condition.SERVING), None)
         self.probed.set()
         if self._tells_load:
             await self._read_load()

@@ -86,6 +86,7 @@ class RemoteReplica:
         self._running = 0
         self._mean_prompt_tokens = 0.0
         self._process_started_s: float | None = None
+        self._was_away = False
         self._misconfigured = 0
         self._held_until_s = float("-inf")
         self._scope = AsyncExitStack()
@@ -158,7 +159,8 @@ class RemoteReplica:
         token_gap_s: float | None,
     ) -> None:
         """An answer came to its end. `ttft_s` is from sending it to its first token, if that could
-        be seen; `token_gap_s` the mean time between two tokens."""
+        be seen, `cached_tokens` in the unit of the receipt, `token_gap_s` the mean time between two
+        tokens."""
         self._misconfigured = 0
         candidate = receipt.candidate
         if ttft_s is not None:
@@ -202,13 +204,19 @@ class RemoteReplica:
             limits=httpx.Limits(max_connections=2, keepalive_expiry=4.0),
         )
 
-    def _note_health(self, found: Health, asked_s: float) -> None:
+    def _note_health(self, found: Health, silent_since_s: float | None) -> None:
         if found.condition is Condition.SERVING:
             if monotonic() < self._held_until_s:
                 return
-        elif self._health.condition is not Condition.DOWN:
-            # what was silent all the while will not speak any more
-            self._connections.cut_silent(asked_s, LossKind.DOWN)
+            if self._was_away and self._process_started_s is None:
+                # it does not tell whether it is the same process: better cold than wrongly warm
+                self._restarted()
+            self._was_away = False
+        else:
+            self._was_away = True
+            if silent_since_s is not None:
+                # what was silent all the while will not speak any more
+                self._connections.cut_silent(silent_since_s, LossKind.DOWN)
         self._set_health(found)
 
     def _note_load(self, load: ReportedLoad) -> None:
@@ -230,9 +238,6 @@ class RemoteReplica:
         before, self._health = self._health, health
         if before == health:
             return
-        if before.condition is Condition.DOWN and self._process_started_s is None:
-            # it does not tell whether it is the same process: better cold than wrongly warm
-            self._restarted()
         log = _log.warning if health.condition is Condition.DOWN else _log.info
         if not self._closed:
             log(

@@ -28,8 +28,7 @@ async def relay_stream(attempt: Attempt, chunks: Chunks, outlet: Outlet, request
     try:
         exchange, piece = await _first_piece(attempt, outlet)
         await _pass_on(attempt, exchange, piece, chunks, outlet, request)
-        attempt.finished(chunks.usage)
-        await exchange.drain()
+        attempt.finish(chunks.usage)
     finally:
         attempt.close()
 
@@ -48,6 +47,8 @@ async def _first_piece(attempt: Attempt, outlet: Outlet) -> tuple[Exchange, byte
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
+            if not task.cancelled():
+                task.exception()  # nobody is left to hear of it
 
 
 async def _open(attempt: Attempt) -> tuple[Exchange, bytes]:
@@ -107,5 +108,7 @@ def _take(
     if chunks.content_events > before:
         request.note_token()
         if request.relayed is not None:
+            # what is known should the answer break off: its usage comes at its end
+            request.relayed.prompt_tokens = attempt.prompt_tokens
             request.relayed.completion_tokens = chunks.content_events
     return frames, failure

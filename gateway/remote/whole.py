@@ -37,7 +37,7 @@ async def read_whole(attempt: Attempt, model: str) -> WholeAnswer:
         value["model"] = model
         if usage is not None:
             value["usage"] = usage.wire
-        attempt.finished(usage)
+        attempt.finish(usage)
         return WholeAnswer(orjson.dumps(value), usage)
     finally:
         attempt.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ BEGUN = 5
 """Pieces of text after which a stream is in its middle."""
 PATIENCE_S = 90.0
 """For a process that starts while others do, on a machine that is busy."""
+
+
+def caller(gateway: GatewayProcess) -> httpx.Client:
+    """A client that is made quickly: for plain HTTP there are no certificates to be read."""
+    return httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, verify=False)
 
 
 def story(number: int, tokens: int) -> dict[str, Any]:
@@ -47,9 +53,9 @@ def story(number: int, tokens: int) -> dict[str, Any]:
 class Streams:
     """Streams that are read side by side, each by a thread. Make it by `reading`."""
 
-    def __init__(self, url: str, key: str, bodies: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, gateway: GatewayProcess, key: str, bodies: Sequence[dict[str, Any]]) -> None:
         self.so_far = [Streamed(0, httpx.Headers()) for _ in bodies]
-        self._url = url
+        self._gateway = gateway
         self._key = key
         self._threads = ThreadPoolExecutor(len(bodies))
         self._reads: list[Future[None]] = [
@@ -85,10 +91,10 @@ class Streams:
     def _read(self, body: dict[str, Any], into: Streamed) -> None:
         path = CHAT if "messages" in body else COMPLETIONS
         headers = {"Authorization": f"Bearer {self._key}"}
-        url = self._url + path
-        with httpx.stream(
-            "POST", url, json=body | {"stream": True}, headers=headers, timeout=PATIENCE_S
-        ) as answer:
+        with (
+            caller(self._gateway) as http,
+            http.stream("POST", path, json=body | {"stream": True}, headers=headers) as answer,
+        ):
             into.headers, into.status = answer.headers, answer.status_code
             if answer.status_code != 200:
                 into.events.append({"error": answer.read().decode()})
@@ -101,7 +107,7 @@ def reading(
     gateway: GatewayProcess, bodies: Sequence[dict[str, Any]], key: str = ACME_KEY
 ) -> Iterator[Streams]:
     """All these streams at once."""
-    streams = Streams(gateway.url, key, bodies)
+    streams = Streams(gateway, key, bodies)
     try:
         yield streams
     finally:
@@ -177,13 +183,8 @@ class Operator:
 
     def ask(self, method: str, path: str, body: object = None, status: int = 200) -> dict[str, Any]:
         """The JSON of an answer, which must have this status."""
-        answer = httpx.request(
-            method,
-            f"{self.gateway.url}/admin{path}",
-            json=body,
-            headers=self._headers,
-            timeout=PATIENCE_S,
-        )
+        with caller(self.gateway) as http:
+            answer = http.request(method, f"/admin{path}", json=body, headers=self._headers)
         assert answer.status_code == status, answer.text
         value: dict[str, Any] = answer.json()
         return value
@@ -235,12 +236,9 @@ class Operator:
     def decisions(self, streamed: Streamed) -> list[dict[str, Any]]:
         """Every decision about a stream that is over, remembered a moment after its end."""
         path = f"/requests/{streamed.headers['x-request-id']}"
-        eventually(
-            lambda: httpx.get(
-                f"{self.gateway.url}/admin{path}", headers=self._headers, timeout=PATIENCE_S
-            ).is_success,
-            5,
-        )
+        with caller(self.gateway) as http:
+            known = partial(http.get, f"/admin{path}", headers=self._headers)
+            eventually(lambda: known().is_success, 5)
         [request] = self.ask("GET", path)["requests"]
         by_choice = [decision for choice in request["choices"] for decision in choice["decisions"]]
         return by_choice + request["decisions"]

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.client import ACME_KEY, COMPLETIONS, Client, completion
@@ -19,6 +18,7 @@ from tests.e2e.fleet_stage import (
     Counted,
     Operator,
     Told,
+    caller,
     exists,
     reading,
     story,
@@ -28,7 +28,7 @@ from tests.e2e.fleet_stage import (
 from tests.e2e.gateway_process import GatewayProcess, eventually
 from tests.e2e.tiers import prose
 
-TOKENS = 400
+TOKENS = 300
 STORIES = [story(number, TOKENS) for number in range(STREAMS)]
 
 
@@ -152,7 +152,7 @@ def test_a_replica_that_comes_back_is_neither_taken_for_warm_nor_herded(
 ) -> None:
     operator = Operator(gateway)
     replicas = list(operator.conditions())
-    with httpx.Client(base_url=gateway.url, timeout=60) as http:
+    with caller(gateway) as http:
         client = Client(http, ACME_KEY)
         known = {name: completion(prose(f"{name} has it", 60), max_tokens=1) for name in replicas}
         for name, other in zip(replicas, replicas[::-1], strict=True):
@@ -192,7 +192,8 @@ def test_with_every_worker_lost_readiness_says_so_and_streams_wait(
         for pid in worker_pids(gateway):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: gateway.status_of("/health/ready") == 503, 5)
-        ready = httpx.get(gateway.url + "/health/ready")
+        with caller(gateway) as http:
+            ready = http.get("/health/ready")
         assert ready.json()["reason"] == "no replica of m serves"
         assert gateway.status_of("/health/live") == 200
         results = streams.results()

@@ -11,14 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from tests.cache.valkey import Valkey, running_valkey
 from tests.e2e.client import AC_KEY, ACME_KEY, CHAT, Client, chat
 from tests.e2e.conftest import KEYS, SECRETS, TENANTS
-from tests.e2e.fleet_stage import Operator, reading, told
+from tests.e2e.fleet_stage import Operator, caller, reading, told
 from tests.e2e.gateway_process import GatewayProcess, eventually
 from tests.e2e.tiers import prose
 from tests.gateway.remote.upstream import Received, Upstream, chunk, sse, usage_chunk, words
@@ -148,7 +147,7 @@ def body(prompt: str) -> dict[str, Any]:
 
 def ask(gateway: GatewayProcess, prompt: str, key: str = ACME_KEY) -> str:
     """Which server answered; the answer must be whole."""
-    with httpx.Client(base_url=gateway.url, timeout=30) as http:
+    with caller(gateway) as http:
         streamed = Client(http, key).stream(CHAT, body(prompt))
     whole = told(streamed)
     assert (whole.text, whole.finish_reasons, whole.model) == (ANSWER, ["stop"], "m")

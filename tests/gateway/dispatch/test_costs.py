@@ -95,9 +95,6 @@ def test_nobody_is_outside_of_what_the_replicas_say(said: list[tuple[float, int]
     for replica, blended in costs.items():
         assert least * 0.999 <= blended.token_s <= most * 1.001
         assert blended.step_tokens == own[replica].step_tokens
-        # never further from the middle than it says itself, nor on the other side
-        between = sorted((own[replica].token_s, sum(c.token_s for c in costs.values()) / len(own)))
-        assert between[0] * 0.5 <= blended.token_s or blended.token_s <= between[1] * 2
 
 
 class Told(ScriptedReplica):

@@ -68,6 +68,11 @@ class FakePublisher:
         if not lost:
             await self.socket.send_multipart([b"topic", number.to_bytes(8, "big"), payload])
 
+    def begin_again(self) -> None:
+        """Count from the beginning, behind the same connections."""
+        self.number = 0
+        self._kept.clear()
+
     async def _answer(self) -> None:
         while True:
             frames = await self._router.recv_multipart()

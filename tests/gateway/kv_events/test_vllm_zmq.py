@@ -221,7 +221,7 @@ async def test_a_restart_behind_a_connection_that_stays_shows_in_the_numbers(
     async with followed(context, tmp_path, replay=False) as (publisher, heard, following):
         await serve(publisher, FakeVllm(), 160)
         await heard.until(lambda: heard.tokens == 160)
-        publisher.number = 0
+        publisher.begin_again()
         await serve(publisher, FakeVllm(life=1), 32)
         await heard.until(lambda: heard.tokens == 32)
         assert (following.stats().lives, following.stats().gaps) == (2, 0)

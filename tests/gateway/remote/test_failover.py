@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from gateway.dispatch.member import Condition
 from gateway.remote.replica import RemoteTimes
-from tests.gateway.remote.remote_stage import FAST, chat, staged
+from tests.gateway.remote.remote_stage import FAST, KEY, chat, staged
 from tests.gateway.remote.upstream import (
     Received,
     Script,
@@ -316,10 +317,10 @@ async def test_a_clients_mistake_is_told_with_its_status_and_without_addresses(s
 
     async def script(received: Received) -> None:
         message = (
-            f"served at http://10.1.2.3:80/v1 or 127.0.0.1:{port} says: {'x' * 5000}"
-            f" {received.headers['authorization']}\x00"
+            f"served at http://10.1.2.3:80/v1 or 127.0.0.1:{port} says\x00: x{KEY}x "
+            f"{received.headers['authorization']} by served {'x' * 5000}"
         )
-        error = {"message": message[:60] + message, "type": "BadRequestError", "param": "top_k"}
+        error = {"message": message, "type": "BadRequestError", "param": "top_k"}
         await received.answer(status, {"error": {**error, "code": status}})
 
     upstream = Upstream([script])
@@ -379,3 +380,60 @@ async def test_a_server_that_hangs_is_found_out_by_its_probes():
                 await call.until("[DONE]")
                 assert joined(chunks(events(call.answer.text))) == TEXT
         assert Condition.DOWN in {replica.health().condition for replica in stage.replicas}
+
+
+async def test_a_server_that_only_takes_no_more_connections_ends_its_streams():
+    """As one that is being stopped does: its probes fail, what runs there goes on."""
+    rest = asyncio.Event()
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(chunk("a")))
+        await rest.wait()
+        await received.piece(sse(chunk("b"), chunk(finish="stop"), "[DONE]"))
+        await received.end_stream()
+
+    upstream = Upstream([script])
+    patient = RemoteTimes(first_s=30, between_s=30, probes=FAST.probes)
+    async with staged(upstream, times=patient) as stage, stage.call(chat(stream=True)) as call:
+        await call.until('"a"')
+        upstream.models_status = 503
+        await eventually(lambda: stage.replicas[0].health().condition is Condition.DOWN)
+        rest.set()
+        await call.until("[DONE]")
+        assert joined(chunks(events(call.answer.text))) == "ab"
+    assert len(stage.last.receipts()) == 1
+
+
+async def test_a_client_that_leaves_with_the_end_has_got_it_all():
+    """The server's connection may still be open then; the request is over all the same."""
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(chunk("a"), chunk(finish="stop"), usage_chunk(7, 1), "[DONE]"))
+        await received.gone()
+
+    async with staged(upstream := Upstream([script])) as stage:
+        async with stage.call(chat(stream=True)) as call:
+            await call.until("[DONE]")
+        assert stage.last.usage().prompt_tokens == 7
+        assert stage.router.members[0].load.sequences == 0
+        connections = stage.replicas[0]._connections
+        await eventually(lambda: connections.open_exchanges == 0)
+        assert len(upstream.received) == 1
+
+
+async def test_what_was_generated_for_a_client_that_left_is_counted():
+    async with staged(Upstream([breaks_after(3, TEXT, "stall")])) as stage:
+        async with stage.call(chat(stream=True)) as call:
+            await call.until("three")
+        assert stage.last.usage().completion_tokens == 3
+        assert stage.last.usage().prompt_tokens > 0
+
+
+async def test_a_refused_request_does_not_make_a_server_cold():
+    async with staged(Upstream([answers(404, {}), answers(200, whole())])) as stage:
+        answer = await stage.post(chat())
+        assert answer.status == 200
+        assert stage.restarts == 0
+        assert stage.router.members[0].breaker.closed
