@@ -69,4 +69,3 @@ def _extend(
             link = digest(link + token_bytes[at * step : (at + 1) * step])
         links.append(link)
     return link
-

@@ -20,6 +20,7 @@ from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
 from gateway.dispatch.warmer import Warmer
+from gateway.kv_events.vllm_zmq import FollowerStats
 from gateway.load_progress import ReportProgress, no_progress
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -90,8 +91,8 @@ async def open_fleet(
                     cluster=settings.redis.cluster,
                 )
             )
-        metrics.fleet.watch(directory.stats, news)
         fleet = Fleet(settings, models, context, news, environ)
+        metrics.fleet.watch(directory.stats, news, fleet.followers)
         held.push_async_callback(fleet.close)
         for model in settings.models:
             await fleet.open_model(model, progress)
@@ -194,6 +195,14 @@ class Fleet:
                 await model.group.retire(replica, timeout_s)
                 return
         raise ValueError("there is no such replica")
+
+    def followers(self) -> dict[str, FollowerStats]:
+        """How the servers that tell of their caches are followed, by replica. Any thread."""
+        return {
+            name: follower.stats()
+            for remote in list(self._remote.values())
+            for name, follower in list(remote.followers.items())
+        }
 
     async def keep_tidy(self) -> None:
         """Forget, a little at a time, what replicas that are gone had cached."""

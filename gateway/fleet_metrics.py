@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cache.directory_stats import DirectoryStats
+from gateway.kv_events.vllm_zmq import FollowerStats
 from gateway.news.fleet_news import FleetNews
 
 
@@ -17,10 +18,16 @@ class FleetCollector(Collector):
     def __init__(self) -> None:
         self._read: Callable[[], DirectoryStats] | None = None
         self._news: FleetNews | None = None
+        self._followers: Callable[[], Mapping[str, FollowerStats]] = dict
 
-    def watch(self, directory: Callable[[], DirectoryStats], news: FleetNews) -> None:
-        """Ask these; both must be cheap and safe from any thread."""
-        self._read, self._news = directory, news
+    def watch(
+        self,
+        directory: Callable[[], DirectoryStats],
+        news: FleetNews,
+        followers: Callable[[], Mapping[str, FollowerStats]],
+    ) -> None:
+        """Ask these; all must be cheap and safe from any thread."""
+        self._read, self._news, self._followers = directory, news, followers
 
     def collect(self) -> Iterator[Metric]:
         """One reading of both."""
@@ -28,6 +35,8 @@ class FleetCollector(Collector):
             yield from _directory(self._read())
         if self._news is not None:
             yield from _news(self._news)
+        if followers := self._followers():
+            yield from _kv_events(followers)
 
 
 def _directory(stats: DirectoryStats) -> Iterator[Metric]:
@@ -64,6 +73,32 @@ def _directory(stats: DirectoryStats) -> Iterator[Metric]:
         ),
     ):
         yield CounterMetricFamily(f"forebay_directory_{name}", text, value=value)
+
+
+def _kv_events(followers: Mapping[str, FollowerStats]) -> Iterator[Metric]:
+    labels = ("replica",)
+    connected = GaugeMetricFamily(
+        "forebay_kv_events_connected", "1 while a server's KV events come in.", labels=labels
+    )
+    gaps = CounterMetricFamily(
+        "forebay_kv_events_gaps", "Times that KV events were missed for good.", labels=labels
+    )
+    unreadable = CounterMetricFamily(
+        "forebay_kv_events_unreadable", "KV events that could not be read.", labels=labels
+    )
+    blocks = CounterMetricFamily(
+        "forebay_kv_events_blocks",
+        "Blocks that servers told of, followed or why not.",
+        labels=("replica", "result"),
+    )
+    for name, stats in followers.items():
+        connected.add_metric((name,), float(stats.connected))
+        gaps.add_metric((name,), stats.gaps)
+        unreadable.add_metric((name,), stats.unreadable)
+        blocks.add_metric((name, "tracked"), stats.tracked_blocks)
+        for reason, count in stats.untracked_blocks.items():
+            blocks.add_metric((name, reason.value), count)
+    yield from (connected, gaps, unreadable, blocks)
 
 
 def _news(news: FleetNews) -> Iterator[Metric]:

@@ -31,8 +31,7 @@ _NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
 
 
 class Patience(NamedTuple):
-    """How many seconds to wait for the first byte of an answer, for the first event of a stream,
-    and between any two reads after that."""
+    """How many seconds to wait for the head of an answer, and for each read after that."""
 
     first_byte_s: float
     between_s: float

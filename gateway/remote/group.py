@@ -49,6 +49,8 @@ class RemoteReplicas:
         """`root_of_salt` says which prefix chain is kept under a salt that this gateway gave."""
         self._root_of_salt = root_of_salt
         self.group: ReplicaGroup[RemoteReplica] = ReplicaGroup(router)
+        self.followers: dict[str, VllmFollower] = {}
+        """Of those that tell what they hold, by their replicas' names."""
         self._model = model
         self._directory = directory
         self._environ = environ
@@ -99,7 +101,7 @@ class RemoteReplicas:
             )
             if remote.kv_events is not None:
                 context = held.enter_context(zmq.asyncio.Context())
-                await held.enter_async_context(
+                follower = await held.enter_async_context(
                     VllmFollower(
                         replica.name,
                         context,
@@ -109,6 +111,8 @@ class RemoteReplicas:
                         deliver=partial(self._take_in, member, remote),
                     )
                 )
+                self.followers[replica.name] = follower
+                held.callback(self.followers.pop, replica.name)
             self.group.hold(member, held.pop_all(), tells_events=False)
         _log.info("remote replica", replica=replica.name, model=self._model, engine=remote.engine)
         return replica.name
