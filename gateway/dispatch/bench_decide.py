@@ -205,10 +205,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -
         with fleet.at_work(draw):
             ids = prompts()
             hashing = _times(
-                [
-                    _timed_us(_hash, root, ids[turn % len(ids)])
-                    for turn in range(decisions)
-                ]
+                [_timed_us(_hash, root, ids[turn % len(ids)]) for turn in range(decisions)]
             )
             return DecisionTimes(
                 blocks=known,

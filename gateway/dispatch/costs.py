@@ -15,10 +15,11 @@ from collections.abc import Mapping
 
 from policies.cost import Coefficients
 
-_HALF_OWN = 32.0
+_HALF_OWN = 16.0
 """After so many answers, a replica's own figures count for half."""
-_HALF_LIFE_S = 20.0
-"""In so much time an answer counts for half of itself."""
+_HALF_LIFE_S = 60.0
+"""In so much time an answer comes to count for half. It is what a replica that was slow waits for
+until it is tried again: minutes, so that one which is slow still costs few requests much."""
 _LEAST = 1e-3
 """In answers: what the figures of a replica count for that has given none, where none has."""
 _EVERY_S = 0.25

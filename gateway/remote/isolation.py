@@ -29,33 +29,29 @@ class CacheTerms(NamedTuple):
 
 
 class Isolation:
-    """One model's tenants. Remembers the roots of a bounded number of salts."""
+    """One model's tenants. Remembers the roots of a bounded number of salts, and nothing of what
+    clients sent: their strings may be as long as a body."""
 
     def __init__(self, secret: bytes, tokenizer_identity: str) -> None:
         """`tokenizer_identity` is what the model's prefix chains are made of."""
         self._secret = secret
         self._identity = tokenizer_identity
-        self._terms: OrderedDict[tuple[str, str], CacheTerms] = OrderedDict()
-        self._root_of: dict[str, bytes] = {}
+        self._root_of: OrderedDict[str, bytes] = OrderedDict()
 
     def terms(self, tenant: Tenant, body: RelayBody) -> CacheTerms:
         """The request's terms. One that may share with nobody gets a salt of its own."""
         scope = scope_of(tenant, body.user, body.narrowing)
         if scope is None:
             return CacheTerms(None, secrets.token_hex(32))
-        key = tenant.id, scope
-        terms = self._terms.get(key)
-        if terms is not None:
-            self._terms.move_to_end(key)
-            return terms
-        root = chain_root(self._secret, tenant.id, scope, self._identity)
-        terms = CacheTerms(root, _salt(self._secret, tenant.id, scope))
-        self._terms[key] = terms
-        self._root_of[terms.salt] = root
-        if len(self._terms) > _REMEMBERED:
-            _, oldest = self._terms.popitem(last=False)
-            self._root_of.pop(oldest.salt, None)
-        return terms
+        salt = _salt(self._secret, tenant.id, scope)
+        root = self._root_of.get(salt)
+        if root is not None:
+            self._root_of.move_to_end(salt)
+            return CacheTerms(root, salt)
+        root = self._root_of[salt] = chain_root(self._secret, tenant.id, scope, self._identity)
+        if len(self._root_of) > _REMEMBERED:
+            self._root_of.popitem(last=False)
+        return CacheTerms(root, salt)
 
     def root_of(self, salt: str) -> bytes | None:
         """The root of the chains that are kept under a salt, if it was used lately."""
@@ -79,8 +75,6 @@ def scope_of(
 
 
 def _salt(secret: bytes, tenant: str, scope: str) -> str:
-    mac = hmac.new(secret, digestmod=hashlib.sha256)
-    for part in (_SALT_TAG, tenant.encode("utf-8", "surrogatepass"), scope.encode()):
-        mac.update(len(part).to_bytes(8, "little"))
-        mac.update(part)
-    return mac.hexdigest()
+    parts = (_SALT_TAG, tenant.encode("utf-8", "surrogatepass"), scope.encode())
+    said = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.digest(secret, said, hashlib.sha256).hex()

@@ -163,6 +163,19 @@ class Counted:
             metrics.total("forebay_failovers_total", when="mid_stream"),
         )
 
+    @staticmethod
+    def since(before: Counted, gateway: GatewayProcess, answered: int) -> Counted:
+        """What has come since, as soon as so many answers have: they are counted a moment after
+        their clients have them."""
+
+        def now() -> Counted:
+            return Counted.at(gateway.metrics()) - before
+
+        eventually(lambda: now().answered >= answered, 5, lambda: str(now()))
+        counted = now()
+        assert counted.answered == answered
+        return counted
+
     def __sub__(self, other: Counted) -> Counted:
         return Counted(
             self.answered - other.answered,

@@ -126,8 +126,7 @@ def test_streams_outlive_a_lost_worker(
         assert gateway.status_of("/health/ready") == 200
         results = streams.results()
     assert [told(each) for each in results] == expected
-    counted = Counted.at(gateway.metrics()) - before
-    assert counted.answered == STREAMS
+    counted = Counted.since(before, gateway, STREAMS)
     assert counted.prompt_tokens == sum(each.prompt_tokens for each in expected)
     assert counted.generated_tokens == STREAMS * TOKENS
     assert 0 < counted.failovers <= running[lost]

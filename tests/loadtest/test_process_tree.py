@@ -1,4 +1,4 @@
-"""Memory of a process and its descendants, from a made-up and from the real /proc."""
+"""Memory and CPU time of a process and its descendants, from a made-up and from the real /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.machine import describe_machine
-from loadtest.process_tree import descendants_rss_bytes, peak_rss_bytes, rss_bytes
+from loadtest.process_tree import cpu_seconds, descendants_rss_bytes, peak_rss_bytes, rss_bytes
 
 
 def process(proc: Path, pid: int, parent: int, peak_kib: int | None, name: str = "x") -> None:
@@ -34,6 +34,16 @@ def test_a_tree_adds_up_and_others_do_not_count(tmp_path: Path) -> None:
     assert rss_bytes(10, tmp_path) == 50 * 1024
     assert descendants_rss_bytes(10, tmp_path) == 11 * 1024
     assert descendants_rss_bytes(12, tmp_path) is None
+
+
+def test_cpu_time_is_that_of_the_tree(tmp_path: Path) -> None:
+    for pid, parent, own, kernel in ((10, 1, 300, 50), (11, 10, 40, 10), (20, 1, 7000, 0)):
+        (tmp_path / str(pid)).mkdir()
+        fields = f"{pid} (x) S {parent} " + "0 " * 9 + f"{own} {kernel} 0 0"
+        (tmp_path / str(pid) / "stat").write_text(fields)
+
+    assert cpu_seconds(10, tmp_path) == pytest.approx(400 / os.sysconf("SC_CLK_TCK"))
+    assert cpu_seconds(99, tmp_path) is None
 
 
 def test_a_process_that_is_gone_has_no_peak(tmp_path: Path) -> None:

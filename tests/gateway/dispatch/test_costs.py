@@ -55,7 +55,7 @@ def test_one_that_has_shown_nothing_is_taken_for_one_that_has() -> None:
 def test_what_is_shown_again_and_again_is_believed_and_then_forgotten() -> None:
     own = {"slow": cost(3.0), "fast": cost(1.0)}
     counts = {"slow": 500, "fast": 500}
-    at_once, later, at_last = (updated(own, counts, now_s).costs for now_s in (0.0, 80.0, 400.0))
+    at_once, later, at_last = (updated(own, counts, now_s).costs for now_s in (0.0, 300.0, 1200.0))
 
     def ratio(costs) -> float:
         return costs["slow"].constant_s / costs["fast"].constant_s
