@@ -14,6 +14,7 @@ from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
 from gateway.dispatch.run import MoveTerms, Run
 from gateway.replica import Replica, TokenStream
+from gateway.replicas.inbox import joined
 from gateway.text_choice import Delta, TextChoice
 
 
@@ -93,7 +94,8 @@ class Choice:
 async def outputs_of(
     choices: Sequence[Choice],
 ) -> AsyncGenerator[list[tuple[Choice, EngineOutput]], None]:
-    """Every choice's outputs as they come; what has come by the time one looks comes together.
+    """Every choice's outputs as they come; what has come by the time one looks comes together, each
+    choice's as one.
 
     Choices that are over are skipped. Raises ReplicaUnavailable when the engine is lost. Must be
     closed (`aclosing`) when left early.
@@ -105,34 +107,45 @@ async def outputs_of(
             if choice.finish_reason is not None:
                 return
         return
-    arrivals: asyncio.Queue[tuple[Choice, EngineOutput] | BaseException | None] = asyncio.Queue()
+    arrivals: asyncio.Queue[tuple[Choice, EngineOutput | Exception | None]] = asyncio.Queue()
 
     async def pump(choice: Choice) -> None:
         try:
             async for output in choice.outputs:
                 arrivals.put_nowait((choice, output))
         except Exception as error:  # noqa: BLE001 - raised again by whoever consumes
-            arrivals.put_nowait(error)
+            arrivals.put_nowait((choice, error))
         else:
-            arrivals.put_nowait(None)
+            arrivals.put_nowait((choice, None))
 
     pumps = [asyncio.create_task(pump(choice)) for choice in choices]
     running = len(pumps)
     try:
         while running and any(choice.finish_reason is None for choice in choices):
-            batch = []
             arrived = [await arrivals.get()]
             while not arrivals.empty():
                 arrived.append(arrivals.get_nowait())
-            for item in arrived:
-                if item is None:
-                    running -= 1
-                elif isinstance(item, BaseException):
-                    raise item
-                elif item[0].finish_reason is None:
-                    batch.append(item)
+            outputs: dict[Choice, list[EngineOutput]] = {}
+            failures: list[tuple[Choice, Exception]] = []
+            for choice, item in arrived:
+                if isinstance(item, EngineOutput):
+                    outputs.setdefault(choice, []).append(item)
+                    continue
+                running -= 1
+                if item is not None:
+                    failures.append((choice, item))
+            # whoever consumes may find that one of them ends the choice: nothing may follow it
+            batch = [
+                (choice, own[0] if len(own) == 1 else joined(own))
+                for choice, own in outputs.items()
+                if choice.finish_reason is None
+            ]
             if batch:
                 yield batch
+            for choice, failure in failures:
+                if choice.finish_reason is None:
+                    raise failure
     finally:
         for task in pumps:
             task.cancel()
+        await asyncio.wait(pumps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 
 from gateway.settings import Settings, TenantSettings
@@ -12,7 +13,8 @@ from gateway.settings_redis import url_secrets
 from gateway.state_dir import StateDir
 from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key
 
-_WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_STATE_DIR"})
+_WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_NATIVE_ISA"})
+_LIKE_A_KEY = re.compile(r".*(KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 
 def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
@@ -121,14 +123,23 @@ def check_remote_keys(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a worker's process may see: neither the gateway's settings nor anybody's keys."""
+    """What a worker's process may see: neither the gateway's settings nor anybody's keys.
+
+    It reads files and computes, and needs no key whatever. So a variable whose name ends like a
+    key's is left out too: a reload may make it one, and so may whoever adds a server. The same goes
+    for another variable that holds a secret which is known.
+    """
     hidden = {settings.server.secret_env, settings.server.admin_key_env}
     hidden |= {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
     hidden |= {r.api_key_env for model in settings.models for r in model.remote if r.api_key_env}
+    secrets = known_secrets(settings, environ)
     return {
         name: value
         for name, value in environ.items()
-        if name not in hidden and (not name.startswith("FOREBAY_") or name in _WORKERS_OWN)
+        if name not in hidden
+        and value.strip() not in secrets
+        and not _LIKE_A_KEY.fullmatch(name)
+        and (not name.startswith("FOREBAY_") or name in _WORKERS_OWN)
     }
 
 

@@ -48,7 +48,16 @@ class Redactor:
         self, _logger: Any, _method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         """The event with its secrets masked."""
-        return {key: self._value(key, value) for key, value in event.items()}
+        harmless = self._harmless
+        masked: dict[str, Any] = {}
+        for key, value in event.items():
+            kind = type(value)
+            # most of a line's values need no closer look
+            if value is None or kind is int or kind is float or (kind is str and value in harmless):
+                masked[key] = _MASK if key.lower() in _SECRET_KEYS else value
+            else:
+                masked[key] = self._value(key, value)
+        return masked
 
     def text(self, text: str) -> str:
         """A text with its secrets masked, and lone surrogates, which no encoding takes, escaped."""

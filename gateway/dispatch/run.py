@@ -13,6 +13,7 @@ from time import monotonic
 from types import TracebackType
 
 from engine.request import EngineOutput, EngineRequest
+from gateway.dispatch.member import Condition
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica, Placement, Router
@@ -61,6 +62,7 @@ class Run:
         self._generated: list[int] = list(request.generated_token_ids)
         self._moves = 0
         self._lost_by: set[str] = set()
+        self._left = False
         self._stay = AsyncExitStack()
         self._placement: Placement[Replica]
         self._stream: TokenStream
@@ -72,7 +74,7 @@ class Run:
 
     async def __aenter__(self) -> Run:
         try:
-            await self._submit(moved_from=None)
+            await self._begin()
         except ReplicaUnavailable as lost:
             await self._move(lost)
         except NoReplica as nowhere:
@@ -85,6 +87,8 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # it may be on its way to another replica just now, in a task that reads the outputs
+        self._left = True
         await self._stay.aclose()
 
     def __aiter__(self) -> Run:
@@ -96,14 +100,39 @@ class Run:
                 output = await anext(self._stream)
             except ReplicaUnavailable as lost:
                 await self._move(lost)
+                if self._left:
+                    raise StopAsyncIteration from None
                 continue
             if output.token_ids:
                 self._generated += output.token_ids
                 self._placement.began(output.cached_tokens)
             return output
 
+    async def _begin(self) -> None:
+        """Where others' requests are just finding out whether a replica is well again, that is
+        waited for: most likely it is. Raises NoReplica, or ReplicaUnavailable as `_submit`."""
+        deadline_s = monotonic() + self._terms.recovery_s
+        while True:
+            try:
+                await self._submit(moved_from=None)
+            except NoReplica as nowhere:
+                if nowhere.full or not self._one_is_being_tried:
+                    raise
+                if not await self._router.wait_until_serving(deadline_s - monotonic()):
+                    raise
+            else:
+                return
+
+    @property
+    def _one_is_being_tried(self) -> bool:
+        """A replica says that it serves, and nothing but its breaker keeps requests away."""
+        return any(
+            member.health().condition is Condition.SERVING for member in self._router.members
+        )
+
     async def _submit(self, moved_from: str | None) -> None:
-        """Place it and hand it over; what was acquired is given back if the replica refuses."""
+        """Place it and hand it over; what was acquired is given back if the replica refuses, and
+        if nobody wants it any more."""
         request, ask = self._request, route_request(self._request, len(self._generated))
         if self._generated:
             request = replace(request, generated_token_ids=tuple(self._generated))
@@ -123,11 +152,9 @@ class Run:
             self.receipts.append(placement.receipt)
             before = len(self._generated)
             stay.callback(lambda: placement.answered(len(self._generated) - before))
-            try:
-                self._stream = await stay.enter_async_context(placement.replica.submit(request))
-            except ReplicaUnavailable as refusal:
-                placement.receipt.lost = str(refusal)
-                raise
+            self._stream = await stay.enter_async_context(placement.replica.submit(request))
+            if self._left:
+                return
             if (warmer := self._router.warmer) is not None:
                 warmer.sent(request, self._prefix, placement.receipt)
             self._stay = stay.pop_all()
@@ -136,31 +163,38 @@ class Run:
         """Carry on elsewhere. Raises what was lost where that is not to be had."""
         deadline_s = monotonic() + self._terms.recovery_s
         while True:
-            self._note_loss(lost)
+            # closed first: a probe that ends with nothing said of the replica tells nothing, and
+            # the next one may follow
             await self._stay.aclose()
+            self._note_loss(lost)
             if lost.full or self._moves >= self._terms.moves:
                 raise lost
             self._moves += 1
             try:
-                await self._find_place(deadline_s, lost)
+                found = await self._find_place(deadline_s)
             except ReplicaUnavailable as again:
                 lost = again
                 continue
+            if not found:
+                raise lost
             return
 
-    async def _find_place(self, deadline_s: float, lost: ReplicaUnavailable) -> None:
+    async def _find_place(self, deadline_s: float) -> bool:
+        """False if no replica is to be had until then. Raises ReplicaUnavailable where one was and
+        has lost it already."""
         moved_from = self._placement.member.name
-        while True:
+        while not self._left:
             try:
                 await self._submit(moved_from)
             except NoReplica as nowhere:
                 rest_s = deadline_s - monotonic()
                 if nowhere.full or not await self._router.wait_until_serving(rest_s):
-                    raise lost from nowhere
+                    return False
                 # the last resort is one that lost it before: back again, or never gone
                 self._lost_by.clear()
             else:
-                return
+                return True
+        return True
 
     def _note_loss(self, lost: ReplicaUnavailable) -> None:
         placement = self._placement

@@ -16,7 +16,9 @@ _Harmless = tuple[object, ...]
 
 _POINTS_AT_KV = "is between servers; leave it out."
 _PLACES = "is for the gateway to decide; leave it out."
-_NAMES_ELSE = "names something at the model's server that this model does not include; leave it out."
+_NAMES_ELSE = (
+    "names something at the model's server that this model does not include; leave it out."
+)
 _IS_CODE = "would run code at the model's server; leave it out."
 _HIDES = "goes around what the gateway checks; use this API's own fields."
 _TOO_MUCH = "is not passed on; leave it out."

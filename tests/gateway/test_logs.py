@@ -110,3 +110,31 @@ def test_a_lone_surrogate_does_not_break_a_line() -> None:
     configure_logging("json", "info", stream=stream)
     structlog.get_logger("forebay.x").info("odd", value="\ud83d", other={"\udc00": 1})
     assert lines(stream)[0]["message"] == "odd"
+
+
+def test_what_was_harmless_once_is_still_looked_at_under_a_secret_key() -> None:
+    redactor = Redactor([KNOWN])
+    assert redactor(None, "info", {"tenant": "acme"}) == {"tenant": "acme"}
+    masked = redactor(None, "info", {"tenant": "acme", "api_key": "acme", "Cookie": 7})
+    assert masked == {"tenant": "acme", "api_key": "[redacted]", "Cookie": "[redacted]"}
+
+
+def test_the_redactor_remembers_a_bounded_number_of_texts_and_no_secret() -> None:
+    redactor = Redactor([KNOWN])
+    for number in range(5000):
+        redactor.text(f"req-{number}")
+    for _ in range(2):
+        assert redactor.text(f"a {KNOWN}") == "a [redacted]"
+        assert redactor.text("sk-forebay-wrongkey") == "[redacted]"
+    assert len(redactor._harmless) <= 1024
+    assert not any(KNOWN in text or "wrongkey" in text for text in redactor._harmless)
+
+
+def test_a_log_that_nobody_reads_any_more_ends_nothing() -> None:
+    stream = io.StringIO()
+    configure_logging("json", "info", stream=stream)
+    log = structlog.get_logger("forebay.x")
+    log.info("first")
+    assert len(lines(stream)) == 1
+    stream.close()
+    log.info("second")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from gateway.peer import HEADER
@@ -178,3 +180,21 @@ def test_null_is_omitted_and_the_clients_seed_stays():
     )
     assert b'"seed":5' in sent
     assert not body.stream
+
+
+def test_what_clients_send_is_not_kept(monkeypatch):
+    monkeypatch.setattr("gateway.remote.isolation._REMEMBERED", 4)
+    isolation = Isolation(SECRET, "identity")
+    long = "x" * 200_000
+    tracemalloc.start()
+    try:
+        salts = [
+            isolation.terms(ACME, read_body(chat(cache_salt=f"{long}{i}"), "chat")).salt
+            for i in range(40)
+        ]
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 100_000
+    known = [salt for salt in salts if isolation.root_of(salt) is not None]
+    assert known == salts[-4:]
