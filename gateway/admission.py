@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
+from types import TracebackType
 
 from gateway.errors import limit_exceeded
 from gateway.tenants import Tenant
@@ -36,15 +35,30 @@ class ConcurrencyLimits:
         usage = self._usage.get(tenant.id)
         return usage.in_flight if usage is not None else 0
 
-    @contextmanager
-    def slot(self, tenant: Tenant) -> Iterator[None]:
-        """One slot, held as long as the scope lasts.
+    def slot(self, tenant: Tenant) -> Slot:
+        """One slot, held as long as its scope lasts.
 
-        Raises a 429 ApiError when all are taken, which costs nothing. Its Retry-After is how long
-        the tenant's own recent requests say that a slot takes to fall free.
+        Entering raises a 429 ApiError when all are taken, which costs nothing. Its Retry-After is
+        how long the tenant's own recent requests say that a slot takes to fall free.
         """
-        usage = self._usage.setdefault(tenant.id, _Usage())
-        limit = tenant.concurrency
+        usage = self._usage.get(tenant.id)
+        if usage is None:
+            usage = self._usage[tenant.id] = _Usage()
+        return Slot(usage, tenant.concurrency)
+
+
+class Slot:
+    """A scope. A class, and no generator: every request enters one."""
+
+    __slots__ = ("_limit", "_started_s", "_usage")
+
+    def __init__(self, usage: _Usage, limit: int | None) -> None:
+        self._usage = usage
+        self._limit = limit
+        self._started_s = 0.0
+
+    def __enter__(self) -> None:
+        usage, limit = self._usage, self._limit
         if limit is not None and usage.in_flight >= limit:
             wait_s = min(math.ceil(usage.mean_s / limit), _LONGEST_WAIT_S)
             raise limit_exceeded(
@@ -53,9 +67,14 @@ class ConcurrencyLimits:
                 retry_after_s=wait_s,
             )
         usage.in_flight += 1
-        started_s = monotonic()
-        try:
-            yield
-        finally:
-            usage.in_flight -= 1
-            usage.mean_s += _NEW_SHARE * (monotonic() - started_s - usage.mean_s)
+        self._started_s = monotonic()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        usage = self._usage
+        usage.in_flight -= 1
+        usage.mean_s += _NEW_SHARE * (monotonic() - self._started_s - usage.mean_s)

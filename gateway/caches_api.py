@@ -8,7 +8,8 @@ from dataclasses import replace
 import orjson
 
 from cache.block import Owner, Tier
-from gateway.delivery import run_to_end
+from cache.report import CacheStats
+from gateway.delivery import engine_unavailable, run_to_end
 from gateway.errors import bad_request
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
@@ -21,6 +22,7 @@ from gateway.named_cache import NamedCache, Place
 from gateway.named_caches import Allowance, NamedCaches
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
+from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.served_model import ServedModel
 from gateway.tenants import Tenant
@@ -199,11 +201,19 @@ def extended(cache: NamedCache, ttl_s: float, now_s: float) -> NamedCache:
 
 def allowance(tenant: Tenant, model: ServedModel) -> Allowance:
     """What named prefixes may keep of this model's KV: the tenant's DRAM quota, else half of the
-    DRAM tier (of the device's pool where there is no such tier) for all tenants together."""
+    DRAM tier (of the device's pool where there is no such tier) for all tenants together. Raises a
+    503 ApiError while no replica can tell its size."""
     # a prefix is kept by the replica that ran it: what one replica has room for
-    size = {tier.tier: tier.total_bytes for tier in model.replicas[0].cache_stats().tiers}
-    whole = size.get(Tier.DRAM) or size.get(Tier.DEVICE, 0)
+    whole = max((_tier_bytes(replica.cache_stats()) for replica in model.replicas), default=0)
+    if not whole:
+        raise engine_unavailable(ReplicaUnavailable("No replica of this model can serve now."))
     return Allowance(tenant.cache.dram_quota_bytes, whole // 2)
+
+
+def _tier_bytes(stats: CacheStats) -> int:
+    """Of DRAM, or the device's pool where there is no such tier; 0 for a worker that is down."""
+    size = {tier.tier: tier.total_bytes for tier in stats.tiers}
+    return size.get(Tier.DRAM) or size.get(Tier.DEVICE, 0)
 
 
 def _name_in_path(call: HttpCall) -> str:

@@ -66,6 +66,8 @@ class DispatchMetrics:
             ("model", "outcome"),
             registry=registry,
         )
+        self._decisions_of: dict[tuple[str, str, str], Counter] = {}
+        self._series_of: dict[str, _ModelSeries] = {}
         self._members = _MembersCollector()
         registry.register(self._members)
 
@@ -76,23 +78,46 @@ class DispatchMetrics:
     def decided(self, receipt: Receipt) -> None:
         """A request is being sent somewhere."""
         model = receipt.model
-        self._decisions.labels(model, receipt.candidate.name, receipt.policy).inc()
-        self._decision.labels(model).observe(receipt.decision_s)
+        key = (model, receipt.candidate.name, receipt.policy)
+        decisions = self._decisions_of.get(key)
+        if decisions is None:
+            decisions = self._decisions_of[key] = self._decisions.labels(*key)
+        decisions.inc()
+        self._of(model).decision.observe(receipt.decision_s)
         if receipt.moved_from is not None:
             when = "mid_stream" if receipt.had_begun else "before_first_token"
             self._failovers.labels(model, when).inc()
 
     def began(self, receipt: Receipt) -> None:
         """Its first token has come."""
+        series = self._of(receipt.model)
         if (error_s := receipt.error_s) is not None:
-            self._error.labels(receipt.model).observe(abs(error_s))
+            series.error.observe(abs(error_s))
         if receipt.served_tokens is not None:
-            self._promised.labels(receipt.model).inc(receipt.candidate.cached.tokens)
-            self._served.labels(receipt.model).inc(receipt.served_tokens)
+            series.promised.inc(receipt.candidate.cached.tokens)
+            series.served.inc(receipt.served_tokens)
 
     def warmed_up(self, model: str, outcome: Outcome) -> None:
         """A warm-up is over."""
         self._warm_ups.labels(model, outcome).inc()
+
+    def _of(self, model: str) -> _ModelSeries:
+        series = self._series_of.get(model)
+        if series is None:
+            series = self._series_of[model] = _ModelSeries(self, model)
+        return series
+
+
+class _ModelSeries:
+    """The children of one model, bound once: looking them up costs more than using them."""
+
+    __slots__ = ("decision", "error", "promised", "served")
+
+    def __init__(self, metrics: DispatchMetrics, model: str) -> None:
+        self.decision = metrics._decision.labels(model)
+        self.error = metrics._error.labels(model)
+        self.promised = metrics._promised.labels(model)
+        self.served = metrics._served.labels(model)
 
 
 class _MembersCollector(Collector):

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
 from cache.directory import Directory
 from engine.chat_template import ChatTemplate
+from engine.errors import EngineError
 from gateway.credentials import worker_environ
 from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
 from gateway.dispatch.warmer import Warmer
 from gateway.kv_events.vllm_zmq import FollowerStats
-from gateway.load_progress import ReportProgress, no_progress
+from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_cache_store import NamedCacheStore
@@ -98,19 +100,31 @@ async def open_fleet(
             await fleet.open_model(model, progress)
         await fleet.apply(settings)
         for chore in (fleet.keep_tidy(), fleet.keep_in_touch()):
-            held.callback(asyncio.create_task(chore).cancel)
+            held.callback(_begun(chore).cancel)
         yield fleet
+
+
+def _begun(chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that says so in the log, once, if it breaks down."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("a chore of the fleet broke down", exc_info=failure)
+
+    task = asyncio.create_task(chore)
+    task.add_done_callback(ended)
+    return task
 
 
 def _heard(directory: Directory, replica: str, links: Sequence[bytes]) -> None:
     directory.note_routed(replica, links, monotonic())
 
 
-def _core_shares(settings: Settings) -> Iterator[CoreShare]:
+def _core_shares(settings: Settings) -> deque[CoreShare]:
     """One for each worker process of the settings, in the order in which they are opened."""
     local = [model.replicas for model in settings.models if not model.remote]
     workers = [own for own in local if own.kind == "process" for _ in range(own.count)]
-    return iter(share_cores([own.threads for own in workers]))
+    return deque(share_cores([own.threads for own in workers]))
 
 
 class Fleet:
@@ -158,25 +172,48 @@ class Fleet:
 
     async def apply(self, settings: Settings) -> None:
         """Put to use what a reload may change: tenants' floors and quotas, how many replicas there
-        are, the routing policy, aliases and fallbacks."""
-        before, self._settings = self._settings, settings
+        are, the routing policy, aliases and fallbacks.
+
+        What cannot be done is no reason to leave out the rest: it is raised at the end, together.
+        """
+        self._settings = settings
         self._models.configure(settings.models)
-        for model in settings.models:
-            if settings.routing.policy != before.routing.policy:
-                policy = load_policy(settings.routing.policy)
-                self._models[model.name].router.use_policy(settings.routing.policy, policy)
-            if (remote := self._remote.get(model.name)) is not None:
-                await remote.become(model.remote, settings.server.drain_s)
-            if (local := self._local.get(model.name)) is not None:
-                await local.set_tenants(settings.tenants)
-                await local.scale(model.replicas.count, settings.server.drain_s)
+        failures: list[Exception] = []
+        # what is quick comes first: replicas may take minutes to load or to drain
+        for follow in (self._use_policy, self._set_tenants, self._use_replicas):
+            for model in settings.models:
+                try:
+                    await follow(model)
+                except Exception as failure:  # noqa: BLE001 - raised below
+                    failures.append(failure)
+        if failures:
+            raise ExceptionGroup("the fleet could not follow the configuration", failures)
+
+    async def _use_policy(self, model: ModelSettings) -> None:
+        name, router = self._settings.routing.policy, self._models[model.name].router
+        if router.policy != name:
+            router.use_policy(name, load_policy(name))
+
+    async def _set_tenants(self, model: ModelSettings) -> None:
+        if (local := self._local.get(model.name)) is not None:
+            await local.set_tenants(self._settings.tenants)
+
+    async def _use_replicas(self, model: ModelSettings) -> None:
+        drain_s = self._settings.server.drain_s
+        if (remote := self._remote.get(model.name)) is not None:
+            await remote.become(model.remote, drain_s)
+        if (local := self._local.get(model.name)) is not None:
+            await local.scale(model.replicas.count, drain_s)
 
     async def add_local(self, model: str) -> str:
         """See `FleetControl.add_local`."""
         local = self._local.get(model)
         if local is None:
             raise ValueError("model is none that engines of this gateway run")
-        return await local.add(no_progress)
+        try:
+            return await local.add()
+        except EngineError as failure:
+            raise ValueError(str(failure)) from failure
 
     async def add_remote(self, model: str, remote: RemoteSettings) -> str:
         """See `FleetControl.add_remote`."""

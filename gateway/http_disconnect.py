@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any
 
 from gateway.http_call import ClientDisconnectedError, HttpCall
 
 
 class Interruption:
-    """Cancels the task that it was made in, for a reason that the task can tell from others."""
+    """Cancels a task for a reason that the task can tell from others."""
 
-    def __init__(self) -> None:
-        task = asyncio.current_task()
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        """`task` is the one to cancel; None: the one that this is made in."""
+        task = task or asyncio.current_task()
         if task is None:
             raise RuntimeError("an interruption needs a running task")
         self._task = task
@@ -31,26 +32,33 @@ class Interruption:
         return self._fired and self._task.uncancel() <= self._cancelling_before
 
 
-@asynccontextmanager
-async def ends_with_client(call: HttpCall) -> AsyncIterator[None]:
+class ends_with_client:  # noqa: N801 - it is used as a statement
     """Run the block until it is done or the client is gone; then ClientDisconnectedError leaves it.
 
     The body must have been read: from here on the connection has nothing more to say. A client that
     closes only its sending half counts as gone, which is what makes a reset seen at once.
     """
-    interruption = Interruption()
 
-    async def watch() -> None:
-        while (await call.receive())["type"] != "http.disconnect":
-            pass
-        interruption.fire()
+    __slots__ = ("_call", "_interruption", "_watcher")
 
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if interruption.absorbs_cancellation():
+    def __init__(self, call: HttpCall) -> None:
+        self._call = call
+
+    async def __aenter__(self) -> None:
+        self._interruption = Interruption()
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watcher.cancel()
+        if kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
             raise ClientDisconnectedError from None
-        raise
-    finally:
-        watcher.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._call.receive())["type"] != "http.disconnect":
+            pass
+        self._interruption.fire()

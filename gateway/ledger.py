@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import monotonic
+from types import TracebackType
 
 import structlog
 
@@ -19,29 +18,32 @@ from gateway.request import Request
 _log = structlog.get_logger("forebay.request")
 
 
-@contextmanager
-def settled(
-    request: Request, metrics: Metrics, recent: RecentRequests | None = None
-) -> Iterator[None]:
-    """Run the request inside; on the way out, whatever happened, settle it once.
+class settled:  # noqa: N801 - it is used as a statement
+    """Run the request inside; on the way out, whatever happened, settle it once."""
 
-    `recent` remembers how it met the cache; None for what never meets it.
-    """
-    outcome = "error"
-    status: int | None = None
-    try:
-        yield
-        outcome, status = "success", 200
-    except ApiError as error:
-        outcome, status = _outcome(error.status), error.status
-        raise
-    except (ClientDisconnectedError, asyncio.CancelledError):
-        outcome = "cancelled"
-        raise
-    finally:
-        _settle(request, metrics, outcome, status)
-        if recent is not None:
-            recent.note(request)
+    __slots__ = ("_metrics", "_recent", "_request")
+
+    def __init__(
+        self, request: Request, metrics: Metrics, recent: RecentRequests | None = None
+    ) -> None:
+        """`recent` remembers how it met the cache; None for what never meets it."""
+        self._request = request
+        self._metrics = metrics
+        self._recent = recent
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        outcome, status = _outcome(error)
+        _settle(self._request, self._metrics, outcome, status)
+        if self._recent is not None:
+            self._recent.note(self._request)
 
 
 def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None) -> None:
@@ -89,7 +91,18 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 2)
 
 
-def _outcome(status: int) -> str:
+def _outcome(error: BaseException | None) -> tuple[str, int | None]:
+    """A request's outcome by what ended it, and its status if it has one."""
+    if error is None:
+        return "success", 200
+    if isinstance(error, ApiError):
+        return _outcome_of(error.status), error.status
+    if isinstance(error, ClientDisconnectedError | asyncio.CancelledError):
+        return "cancelled", None
+    return "error", None
+
+
+def _outcome_of(status: int) -> str:
     if status == 429:
         return "limited"
     if status == 503:

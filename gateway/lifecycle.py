@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
+from types import TracebackType
 
 
 class Phase(StrEnum):
@@ -41,17 +40,9 @@ class Lifecycle:
         """Requests taken and not yet answered to the last byte."""
         return self._in_flight
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Held from taking a request to the last byte of its answer."""
-        self._in_flight += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
-            if self._in_flight == 0:
-                self._idle.set()
+    def request(self) -> Owed:
+        """A scope, from taking a request to the last byte of its answer."""
+        return Owed(self)
 
     def loaded(self) -> None:
         """LOADING becomes READY. A stop that came first stays."""
@@ -75,3 +66,28 @@ class Lifecycle:
         except TimeoutError:
             return False
         return True
+
+
+class Owed:
+    """The scope of one request that is owed an answer."""
+
+    __slots__ = ("_lifecycle",)
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def __enter__(self) -> None:
+        lifecycle = self._lifecycle
+        lifecycle._in_flight += 1
+        lifecycle._idle.clear()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        lifecycle = self._lifecycle
+        lifecycle._in_flight -= 1
+        if lifecycle._in_flight == 0:
+            lifecycle._idle.set()

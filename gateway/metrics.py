@@ -7,9 +7,8 @@ counted under "other", so that no client can add a series.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Literal
 
 from prometheus_client import (
@@ -194,15 +193,9 @@ class Metrics:
                 series.cached_from[tier].inc(tokens)
         series.generated.inc(generated_tokens)
 
-    @contextmanager
-    def in_flight(self, tenant: str) -> Iterator[None]:
-        """Counts one request of the tenant for as long as the scope lasts."""
-        gauge = self._in_flight_child(self._known_tenant(tenant))
-        gauge.inc()
-        try:
-            yield
-        finally:
-            gauge.dec()
+    def in_flight(self, tenant: str) -> InFlight:
+        """A scope, as long as which one request of the tenant counts."""
+        return InFlight(self._in_flight_child(self._known_tenant(tenant)))
 
     def named_cache_store_failed(self) -> None:
         """Redis did not answer about a named prefix; memory did."""
@@ -271,6 +264,26 @@ class Metrics:
         self, name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]
     ) -> Histogram:
         return Histogram(f"forebay_{name}", text, labels, buckets=buckets, registry=self._registry)
+
+
+class InFlight:
+    """One request's part of a gauge, for as long as its scope lasts."""
+
+    __slots__ = ("_gauge",)
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+
+    def __enter__(self) -> None:
+        self._gauge.inc()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._gauge.dec()
 
 
 class _TenantModelSeries:

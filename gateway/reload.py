@@ -86,41 +86,54 @@ class Reloader:
         self._config = config
         self._metrics = metrics
         self._seen = _fingerprint(source.path)
-        self._one_at_a_time = asyncio.Lock()
+        self._one_reads = asyncio.Lock()
+        self._one_follows = asyncio.Lock()
         self._apply: Apply | None = None
+        self._followed = config.current
+        """What the fleet was last told, or is opened with."""
 
     def on_change(self, apply: Apply) -> None:
-        """Have `apply` put to use what lies deeper than a request looks."""
+        """Have `apply` put to use what lies deeper than a request looks. What was reloaded before
+        is made up for by the watch."""
         self._apply = apply
 
     async def reload(self) -> bool:
         """Read the file again and use it as a whole; True if it is now in use. Never raises."""
-        async with self._one_at_a_time:
-            return await self._reload()
+        return await self._read() and await self._follow()
 
-    async def _reload(self) -> bool:
-        self._seen = _fingerprint(self._source.path)
-        try:
-            snapshot = await asyncio.to_thread(self._source.load)
-            refuse_restart_changes(self._config.current.settings, snapshot.settings)
-        except ConfigError as error:
-            self._metrics.config_loaded("failure", reload=True)
-            for message in error.messages:
-                _log.error("config refused, the last good one stays", reason=message)
-            return False
-        except Exception:  # noqa: BLE001 - a bug in reading must not end the watch over the file
-            self._metrics.config_loaded("failure", reload=True)
-            _log.exception("config could not be read, the last good one stays")
-            return False
-        self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
-        self._config.replace(snapshot)
-        if self._apply is not None:
+    async def _read(self) -> bool:
+        """Have requests judged by what the file says now; False if that cannot be used."""
+        async with self._one_reads:
+            self._seen = _fingerprint(self._source.path)
             try:
-                await self._apply(snapshot.settings)
-            except Exception:  # noqa: BLE001 - a replica that cannot start must not end the watch
+                snapshot = await asyncio.to_thread(self._source.load)
+                refuse_restart_changes(self._config.current.settings, snapshot.settings)
+            except ConfigError as error:
                 self._metrics.config_loaded("failure", reload=True)
-                _log.exception("config is in use, but the fleet could not follow in full")
+                for message in error.messages:
+                    _log.error("config refused, the last good one stays", reason=message)
                 return False
+            except Exception:  # noqa: BLE001 - a bug in reading must not end the watch over the file
+                self._metrics.config_loaded("failure", reload=True)
+                _log.exception("config could not be read, the last good one stays")
+                return False
+            self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
+            self._config.replace(snapshot)
+            return True
+
+    async def _follow(self) -> bool:
+        """Have the fleet do as the latest configuration says, which may take minutes: others can be
+        read meanwhile."""
+        async with self._one_follows:
+            snapshot = self._config.current
+            if self._apply is not None and snapshot is not self._followed:
+                self._followed = snapshot
+                try:
+                    await self._apply(snapshot.settings)
+                except Exception:  # noqa: BLE001 - a replica that cannot start ends no watch
+                    self._metrics.config_loaded("failure", reload=True)
+                    _log.exception("config is in use, but the fleet could not follow in full")
+                    return False
         self._metrics.config_loaded("success", reload=True)
         _log.info("config reloaded", tenants=len(snapshot.settings.tenants))
         return True
@@ -133,12 +146,23 @@ class Reloader:
         twice in a row, so that a half-written one is not read.
         """
         before = self._seen
-        while True:
-            await asyncio.sleep(interval_s)
-            now = _fingerprint(self._source.path)
-            if now is not None and now != self._seen and now == before:
-                await self.reload()
-            before = now
+        async with asyncio.TaskGroup() as following:
+            while True:
+                await asyncio.sleep(interval_s)
+                now = _fingerprint(self._source.path)
+                changed = now is not None and now != self._seen and now == before
+                if (changed and await self._read()) or self._is_behind:
+                    following.create_task(self._follow())
+                before = now
+
+    @property
+    def _is_behind(self) -> bool:
+        """A reload came while there was no fleet yet to be told of it."""
+        return (
+            self._apply is not None
+            and self._followed is not self._config.current
+            and not self._one_follows.locked()
+        )
 
 
 def refuse_restart_changes(old: Settings, new: Settings) -> None:

@@ -30,7 +30,6 @@ MODEL = "stub"
 _START_S = 20.0
 _TIMEOUT_S = 20.0
 _PROMPT_BYTES = 450
-_WARM_UP = 300
 _IN_A_ROW = 24
 _POLL_S = 0.1
 
@@ -52,13 +51,14 @@ CASES = (WHOLE, ONE_EVENT, SIXTEEN_EVENTS)
 
 @dataclass(frozen=True, slots=True)
 class ProxyPlan:
-    """So many pairs of rounds, each of so many requests, for each case: one at a time, and 32 at a
-    time."""
+    """So many pairs of rounds, each of so many requests, for each case: one at a time, and `crowd`
+    at a time. `warm_up` requests come first that do not count."""
 
     rounds: int = 6
     alone_requests: int = 150
     crowd_requests: int = 1280
     crowd: int = 32
+    warm_up: int = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ async def measure_proxy(tell: Tell, plan: ProxyPlan | None = None) -> list[Proxy
         tell("a gateway in front of a stub")
         async with running_forebay(config=proxy_config([stub])) as server:
             pair = _Pair(stub, server, "1 process")
-            await pair.warm_up()
+            await pair.warm_up(plan)
             for case in CASES:
                 tell(f"{case.name}, direct and proxied in turn")
                 for concurrency, requests in (
@@ -109,7 +109,7 @@ async def measure_proxy(tell: Tell, plan: ProxyPlan | None = None) -> list[Proxy
             async with running_forebay(config=proxy_config([stub]), flags=flags) as server:
                 await _until_all_are_ready(server.endpoint)
                 pair = _Pair(stub, server, "2 processes")
-                await pair.warm_up()
+                await pair.warm_up(plan)
                 figures.append(
                     await pair.measure(SIXTEEN_EVENTS, plan.crowd, plan.rounds, plan.crowd_requests)
                 )
@@ -213,10 +213,10 @@ class _Pair:
         self._pid = server.pid
         self._name = name
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, plan: ProxyPlan) -> None:
         """First requests open connections and fill caches."""
         for target in (self._direct, self._proxied):
-            await _round(target, SIXTEEN_EVENTS, 32, _WARM_UP)
+            await _round(target, SIXTEEN_EVENTS, plan.crowd, plan.warm_up)
 
     async def measure(
         self, case: ProxyCase, concurrency: int, rounds: int, requests: int

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from gateway.dispatch.answers import AnswerLengths
 from policies.routing import Queued, Standing
@@ -41,17 +40,12 @@ class Load:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    @contextmanager
     def share(
         self, uncached_tokens: int, prompt_tokens: int, priority: int = MOST_URGENT
-    ) -> Iterator[LoadShare]:
-        """One sequence's part, pending until it has begun and running from then on."""
-        share = LoadShare(self, uncached_tokens, prompt_tokens, priority)
-        self._wait(uncached_tokens, 1, priority)
-        try:
-            yield share
-        finally:
-            share.end()
+    ) -> LoadShare:
+        """One sequence's part, pending until it has begun and running from then on. A scope: it
+        counts from entering to leaving."""
+        return LoadShare(self, uncached_tokens, prompt_tokens, priority)
 
     def set_foreign(self, foreign: Standing) -> None:
         """What others have put on it, as last heard."""
@@ -137,7 +131,7 @@ class Load:
 
     def _changed(self) -> None:
         self._standing = None
-        if self.sequences:
+        if self._waiting or self._running:
             self._empty.clear()
         else:
             self._empty.set()
@@ -149,7 +143,7 @@ class Load:
 
 
 class LoadShare:
-    """One sequence's part of a replica's load."""
+    """One sequence's part of a replica's load, for as long as its scope lasts."""
 
     __slots__ = (
         "_answer_tokens",
@@ -169,6 +163,18 @@ class LoadShare:
         self._answer_tokens = 0
         self._began = False
         self._over = False
+
+    def __enter__(self) -> LoadShare:
+        self._load._wait(self._uncached_tokens, 1, self._priority)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
 
     def begin(self) -> None:
         """Its prompt is computed. Idempotent."""

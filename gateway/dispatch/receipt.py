@@ -33,6 +33,7 @@ class Receipt:
     """Prompt tokens that came from the cache in truth."""
     lost: str | None = None
     """Why the replica was lost, if it was."""
+    _predicted_ttft_s: float | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def candidate(self) -> Candidate:
@@ -46,7 +47,9 @@ class Receipt:
     @property
     def predicted_ttft_s(self) -> float:
         """Of the chosen one."""
-        return self.predict(self.candidate).ttft_s
+        if self._predicted_ttft_s is None:
+            self._predicted_ttft_s = self.predict(self.candidate).ttft_s
+        return self._predicted_ttft_s
 
     @property
     def ttft_s(self) -> float | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from operator import index
 from random import Random
 from time import monotonic, perf_counter
+from types import TracebackType
 from typing import Generic, Protocol
 
 import structlog
@@ -138,15 +139,18 @@ class Router(Generic[ReplicaT_co]):
     @property
     def serves(self) -> bool:
         """Whether any replica takes requests."""
-        return any(member.takes_requests() for member in self._members.values())
+        for member in self._members.values():  # not any(): it is asked for every request
+            if member.takes_requests():
+                return True
+        return False
 
     @property
     def has_room(self) -> bool:
         """Whether any replica would take one more request now."""
-        return any(
-            member.takes_requests() and not member.load.standing().full
-            for member in self._members.values()
-        )
+        for member in self._members.values():
+            if member.takes_requests() and not member.load.standing().full:
+                return True
+        return False
 
     async def wait_until_serving(self, timeout_s: float) -> bool:
         """Wait until a replica takes requests, as long as one may come back; False if none does."""
@@ -211,7 +215,6 @@ class Router(Generic[ReplicaT_co]):
             had_begun=had_begun,
         )
 
-    @contextmanager
     def place(
         self,
         request: RouteRequest,
@@ -220,27 +223,13 @@ class Router(Generic[ReplicaT_co]):
         exclude: Collection[str] = frozenset(),
         moved_from: str | None = None,
         had_begun: bool = False,
-    ) -> Iterator[Placement[ReplicaT_co]]:
-        """Choose a replica and count the request there for as long as the scope lasts.
-
-        Raises NoReplica on entering.
-        """
+    ) -> Placement[ReplicaT_co]:
+        """Choose a replica, and count the request there for as long as the result's scope lasts;
+        enter it before anything else is decided. Raises NoReplica."""
         receipt = self.decide(
             request, prefix, exclude=exclude, moved_from=moved_from, had_begun=had_begun
         )
-        member = self._members[receipt.candidate.name]
-        uncached = max(1, request.prompt_tokens - receipt.candidate.cached.tokens)
-        probing = not member.breaker.closed and member.breaker.start_probe(monotonic())
-        with member.load.share(uncached, request.prompt_tokens, request.priority) as share:
-            placement = Placement(self, member, receipt, prefix, share)
-            self._note_routed(member, prefix)
-            self.observer.decided(receipt)
-            try:
-                yield placement
-            finally:
-                if probing and receipt.began_s is None and receipt.lost is None:
-                    # the probe told nothing: its client left first
-                    member.breaker.probe_failed(monotonic())
+        return Placement(self, self._members[receipt.candidate.name], receipt, prefix)
 
     def _choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[int, str]:
         """Which candidate, and by which policy."""
@@ -282,7 +271,9 @@ class Router(Generic[ReplicaT_co]):
 
 
 class Placement(Generic[ReplicaT_co]):
-    """A request at a replica."""
+    """A request at a replica: a scope, in which it counts there."""
+
+    __slots__ = ("_prefix", "_probing", "_router", "_share", "member", "receipt")
 
     def __init__(
         self,
@@ -290,13 +281,40 @@ class Placement(Generic[ReplicaT_co]):
         member: Member[ReplicaT_co],
         receipt: Receipt,
         prefix: Prefix,
-        share: LoadShare,
     ) -> None:
+        request, cached = receipt.request, receipt.candidate.cached
+        uncached = max(1, request.prompt_tokens - cached.tokens)
         self.member = member
         self.receipt = receipt
         self._router = router
         self._prefix = prefix
-        self._share = share
+        self._probing = False
+        self._share: LoadShare = member.load.share(
+            uncached, request.prompt_tokens, request.priority
+        )
+
+    def __enter__(self) -> Placement[ReplicaT_co]:
+        breaker = self.member.breaker
+        self._probing = not breaker.closed and breaker.start_probe(monotonic())
+        self._share.__enter__()
+        try:
+            self._router._note_routed(self.member, self._prefix)
+            self._router.observer.decided(self.receipt)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._share.end()
+        if self._probing and self.receipt.began_s is None and self.receipt.lost is None:
+            # the probe told nothing: its client left first
+            self.member.breaker.probe_failed(monotonic())
 
     @property
     def replica(self) -> ReplicaT_co:

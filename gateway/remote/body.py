@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import orjson
 
 from gateway.errors import bad_request
+from gateway.remote.refused_fields import refuse_servers_own, without_servers_own
 from gateway.settings_fleet import RemoteEngine
 from gateway.wire.completions import DEFAULT_MAX_TOKENS
 from gateway.wire.fields import Fields
@@ -24,19 +25,9 @@ _NARROWING = ("prompt_cache_key", "cache_salt", "extra_key")
 _TAKES_SEEDS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang", "llama.cpp", "forebay"})
 _TAKES_SALTS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang"})
 _MAX_PROMPTS = 2048
-_BETWEEN_SERVERS = frozenset(
-    {
-        "kv_transfer_params",
-        "session_params",
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-    }
-)
-"""Fields with which servers point at each other's KV: from a client, a way around isolation."""
-_OWN_IDS = ("request_id", "rid")
-"""Under these vLLM and SGLang would take a client's word for the name of a request; two tenants
-could choose the same."""
+_OWN_IDS = ("request_id", "rid", "session_id")
+"""Under these vLLM and SGLang would take a client's word for the name of a request or a session;
+two tenants could choose the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +62,7 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
     fields.required_string("model")
     if fields.value("cached_content") is not None:
         raise fields.wrong("cached_content", "is not supported for models that run elsewhere.")
-    if not _BETWEEN_SERVERS.isdisjoint(values):
-        for between in fields.given(_BETWEEN_SERVERS):
-            raise fields.wrong(between, "is between servers; leave it out.")
+    refuse_servers_own(fields)
     prompts = _count_prompts(fields) if name == "completions" else _check_messages(fields)
     stream = fields.boolean("stream") or False
     options = fields.object("stream_options") if stream else None
@@ -107,7 +96,7 @@ def upstream_body(
     operator accepts one cache for all on a server that does not. `seed` goes along where the client
     gave none, so that the same answer can be had again.
     """
-    values = dict(body.values)
+    values = without_servers_own(body.values)
     values["model"] = served_model
     if engine != "forebay":
         for name in ("cache_salt", "extra_key", *_OWN_IDS):

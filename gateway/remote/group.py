@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from time import monotonic
 
@@ -65,8 +65,10 @@ class RemoteReplicas:
         for remote in remotes:
             await self.add(remote)
         # so that the first request does not find all of them unprobed
-        probed = [member.replica.probed() for member in self.group.router.members]
-        await asyncio.wait([asyncio.ensure_future(each) for each in probed], timeout=_FIRST_PROBE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_PROBE_S):
+                for member in self.group.router.members:
+                    await member.replica.probed()
 
     async def add(self, remote: RemoteSettings) -> str:
         """One more server; returns its replica's name. Raises as `open`, and ValueError for one
@@ -113,26 +115,29 @@ class RemoteReplicas:
                 )
                 self.followers[replica.name] = follower
                 held.callback(self.followers.pop, replica.name)
-            self.group.hold(member, held.pop_all(), tells_events=False)
+            self.group.hold(member, held, tells_events=False)
         _log.info("remote replica", replica=replica.name, model=self._model, engine=remote.engine)
         return replica.name
 
     async def become(self, remotes: Sequence[RemoteSettings], drain_s: float) -> None:
-        """Use exactly these servers: new ones are added before old ones are drained. Without effect
-        if they are what was wanted before: the operator may have changed the fleet since."""
+        """Use exactly these servers: new ones are added before old ones are drained, unless they
+        take their names. Without effect if they are what was wanted before: the operator may have
+        changed the fleet since."""
         if remotes == self._wanted:
             return
         wanted = list(remotes)
         left = [name for name, settings in self._settings.items() if settings not in wanted]
         new = [remote for remote in wanted if remote not in self._settings.values()]
-        same_name = {f"{self._model}/{remote.host}" for remote in new} & set(left)
-        for name in same_name:
-            await self.group.retire(name, drain_s)
+        names = {f"{self._model}/{remote.host}" for remote in new}
+        await self._retire([name for name in left if name in names], drain_s)
         for remote in new:
             await self.add(remote)
-        for name in left:
-            await self.group.retire(name, drain_s)
+        await self._retire([name for name in left if name not in names], drain_s)
         self._wanted = remotes
+
+    async def _retire(self, names: Sequence[str], drain_s: float) -> None:
+        """All at once: what is cut off at one must not move to another that is to go as well."""
+        await asyncio.gather(*(self.group.retire(name, drain_s) for name in names))
 
     def note_foreign(self, news: FleetNews) -> None:
         """Take in what others have put on the servers: as the other gateways say, or as the servers

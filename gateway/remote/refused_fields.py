@@ -71,6 +71,14 @@ def refuse_servers_own(fields: Fields) -> None:
         _refuse(Fields(extras, fields.path(_EXTRAS)))
 
 
+def without_servers_own(values: Mapping[str, object]) -> dict[str, object]:
+    """A copy without such fields: what asks for nothing at one server may ask for something at
+    another, as a priority of 0 does where requests without one come last."""
+    if _REFUSED.keys().isdisjoint(values):
+        return dict(values)
+    return {name: value for name, value in values.items() if name not in _REFUSED}
+
+
 def _refuse(fields: Fields) -> None:
     for name in fields.given(_REFUSED):
         why, harmless = _REFUSED[name]

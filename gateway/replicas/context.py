@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cache.directory import Directory
@@ -22,8 +24,18 @@ class LocalContext:
     directory: Directory
     metrics: Metrics
     worker_environ: Mapping[str, str] = field(repr=False)
-    core_shares: Iterator[CoreShare] = field(repr=False)
+    core_shares: deque[CoreShare] = field(repr=False)
+    """Those that no worker has now, in the order in which they are taken."""
 
-    def core_share(self, settings: ModelSettings) -> CoreShare:
-        """The next worker's part; one more than was planned for shares the cores of all."""
-        return next(self.core_shares, CoreShare((), settings.replicas.threads or 1))
+    @contextmanager
+    def core_share(self, settings: ModelSettings) -> Iterator[CoreShare]:
+        """A worker's part for as long as the scope lasts; one more than was planned for shares the
+        cores of all."""
+        if not self.core_shares:
+            yield CoreShare((), settings.replicas.threads or 1)
+            return
+        share = self.core_shares.popleft()
+        try:
+            yield share
+        finally:
+            self.core_shares.append(share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -16,12 +17,13 @@ from cache.block_pool import Share
 from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
 from engine.chat_template import ChatTemplate
+from engine.errors import EngineError
 from engine.loading import TextSide, bundled_model_path, load_text_side
 from engine.report import StepReport
 from engine.tokenizer import Tokenizer
 from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.router import Router
-from gateway.load_progress import ReportProgress, no_progress
+from gateway.load_progress import ReportProgress
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.replica_group import ReplicaGroup
 from gateway.replicas.context import LocalContext
@@ -60,7 +62,7 @@ class LocalReplicas:
         self._settings = settings
         self._context = context
         self._wanted = settings.replicas.count
-        self._numbers = 0
+        self._closing = False
         self._tenants: Sequence[TenantSettings] = ()
         self._facts: dict[str, EngineFacts] = {}
         self._resyncs: dict[str, asyncio.Task[None]] = {}
@@ -72,48 +74,69 @@ class LocalReplicas:
         for _ in range(self._settings.replicas.count):
             await self.add(progress)
 
-    async def add(self, progress: ReportProgress) -> str:
-        """One more replica; returns its name. Raises as `open`."""
+    async def add(self, progress: ReportProgress | None = None) -> str:
+        """One more replica; returns its name: the first number that none has, so that one that is
+        replaced leaves its GPU and its series of metrics to the new one. Raises as `open`, whatever
+        `progress` raises, and ValueError once `close` was called."""
         async with self._one_at_a_time:
-            name = f"{self._settings.name}/{self._numbers}"
-            self._numbers += 1
+            number = self._free_number()
+            name = self._name(number)
             async with AsyncExitStack() as held:
-                opened = await self._open(name, progress, held)
+                opened = await self._open(number, progress or self._while_open, held)
                 if self.model is None:
                     self.model = await self._served(opened)
-                await opened.replica.set_shares(*self._shares(opened.facts))
-                member = self._member(opened)
-                self.group.hold(member, held.pop_all(), tells_events=True)
+                told = None
+                while told is not self._tenants:  # a reload may come meanwhile
+                    told = self._tenants
+                    await opened.replica.set_shares(*self._shares(opened.facts))
+                self.group.hold(self._member(opened), held, tells_events=True)
                 self._note_pages(name, opened.facts.blocks, opened.facts.blocks)
             return name
 
     async def scale(self, count: int, drain_s: float) -> None:
-        """Start replicas, or retire the youngest, until there are `count`. Without effect if that is
-        what was wanted before: the operator may have added some, or taken some away, since."""
+        """Start replicas, or retire the youngest, until there are `count`. Without effect if that
+        is what was wanted before: the operator may have added or removed some since."""
         if count == self._wanted:
             return
         names = [member.name for member in self.group.router.members if not member.draining]
-        for name in names[count:][::-1]:
-            await self.group.retire(name, drain_s)
+        # all at once: what is cut off at one must not move to another that is to go as well
+        await asyncio.gather(*(self.group.retire(name, drain_s) for name in names[count:]))
         for _ in range(count - len(names)):
-            await self.add(no_progress)
+            await self.add()
         self._wanted = count
 
     async def set_tenants(self, tenants: Sequence[TenantSettings]) -> None:
         """Put their floors and quotas to use, in every replica and in those to come."""
         self._tenants = tenants
         for member in self.group.router.members:
-            if (facts := self._facts.get(member.name)) is not None:
+            if (facts := self._facts.get(member.name)) is None:
+                continue
+            try:
                 await member.replica.set_shares(*self._shares(facts))
+            except (EngineError, ReplicaUnavailable):
+                if member.replica.health().condition is Condition.SERVING:
+                    raise  # one that is down has no use for them, or is told in its next life
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all of them. One that is being started gives up, soon."""
+        self._closing = True
         await self.group.close()
 
-    async def _open(self, name: str, progress: ReportProgress, held: AsyncExitStack) -> Opened:
-        started_s = monotonic()
+    def _while_open(self, _what: str, _done: int, _total: int) -> None:
+        if self._closing:
+            raise ValueError("the gateway is shutting down")
+
+    def _free_number(self) -> int:
+        find = self.group.router.find
+        return next(n for n in itertools.count() if find(self._name(n)) is None)
+
+    def _name(self, number: int) -> str:
+        return f"{self._settings.name}/{number}"
+
+    async def _open(self, number: int, progress: ReportProgress, held: AsyncExitStack) -> Opened:
+        started_s, name = monotonic(), self._name(number)
         if self._settings.replicas.kind == "process":
-            opened = await self._open_worker(name, progress, held)
+            opened = await self._open_worker(number, progress, held)
         else:
             opened = await self._open_in_process(name, progress, held)
         facts = self._facts[name] = opened.facts
@@ -155,18 +178,17 @@ class LocalReplicas:
         return Opened(replica, loaded.facts, loaded.model.tokenizer, template)
 
     async def _open_worker(
-        self, name: str, progress: ReportProgress, held: AsyncExitStack
+        self, number: int, progress: ReportProgress, held: AsyncExitStack
     ) -> Opened:
-        settings, context = self._settings, self._context
+        settings, context, name = self._settings, self._context, self._name(number)
         text = await asyncio.to_thread(self._text_side)
-        index = self._numbers - 1
         order = WorkOrder(
             model=settings,
-            cores=context.core_share(settings),
+            cores=held.enter_context(context.core_share(settings)),
             environ=context.worker_environ,
             redis=context.redis.kv_options if settings.cache.redis else None,
-            index=index,
-            count=max(index + 1, settings.replicas.count),
+            index=number,
+            count=max(number + 1, settings.replicas.count),
         )
         replica = WorkerReplica(
             name,

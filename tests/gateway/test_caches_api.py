@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cache.report import CacheStats
 from engine.errors import TemplateError
 from gateway.tenants import TenantCache
 from tests.gateway.fakes import BOS, EOS, RoleTemplate, ScriptedReplica
@@ -444,3 +445,16 @@ class TestTemplates:
         twice = [{"role": "system", "content": "a"}] * 2
         refused = await stage.post(CACHES, cache(messages=twice))
         assert (refused.status_code, error_of(refused)["param"]) == (400, "messages")
+
+
+async def test_a_worker_that_is_down_takes_no_room_from_the_others() -> None:
+    class Down(ScriptedReplica):
+        def cache_stats(self) -> CacheStats:
+            return CacheStats((), ())
+
+    down, well = Down(name="m/0", alive=False), ScriptedReplica(name="m/1")
+    stage = stage_with(replica=down, other_replicas=[well])
+    assert (await stage.post(CACHES, cache())).status_code == 201
+    stage = stage_with(replica=down)
+    refused = await stage.post(CACHES, cache())
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")

@@ -213,6 +213,48 @@ async def test_a_fleet_that_cannot_follow_is_said_so_and_the_watch_goes_on(
     assert "no such GPU" in "".join(capsys.readouterr())
 
 
+async def test_a_key_is_revoked_while_the_fleet_is_still_following(running: Running) -> None:
+    """Draining and loading replicas takes minutes."""
+    told: list[object] = []
+    drained = asyncio.Event()
+
+    async def apply(settings: object) -> None:
+        told.append(settings)
+        await drained.wait()
+
+    running.reloader.on_change(apply)
+    watching = asyncio.create_task(running.reloader.watch(interval_s=0.01))
+    try:
+        running.path.write_text(text(key="key-two"))
+        await until(lambda: len(told) == 1)
+        running.path.write_text(text(key="key-333"))
+        await until(lambda: running.knows("key-333") and not running.knows("key-two"))
+        assert len(told) == 1
+        drained.set()
+        await until(lambda: running.reloads("success") == 2)
+    finally:
+        watching.cancel()
+    assert told[1:] == [running.config.current.settings]
+
+
+async def test_what_was_reloaded_before_there_was_a_fleet_is_made_up_for(running: Running) -> None:
+    told: list[object] = []
+
+    async def apply(settings: object) -> None:
+        told.append(settings)
+
+    running.path.write_text(text(key="key-2"))
+    assert await running.reloader.reload()
+    running.reloader.on_change(apply)
+    watching = asyncio.create_task(running.reloader.watch(interval_s=0.01))
+    try:
+        await until(lambda: bool(told))
+        await asyncio.sleep(0.05)
+    finally:
+        watching.cancel()
+    assert told == [running.config.current.settings]
+
+
 def test_a_remote_servers_key_must_be_there(tmp_path: Path) -> None:
     path = tmp_path / "forebay.yaml"
     path.write_text(

@@ -25,7 +25,7 @@ from loadtest.routing_bench_proxy import (
 )
 from tests.loadtest.fake_server import Call, Reply, fake_server
 
-SHORT = ProxyPlan(rounds=2, alone_requests=3, crowd_requests=8, crowd=4)
+SHORT = ProxyPlan(rounds=2, alone_requests=3, crowd_requests=8, crowd=4, warm_up=4)
 GOOD = b'data: {"choices":[{"delta":{"content":"token "}}]}\n\ndata: [DONE]\n\n'
 
 

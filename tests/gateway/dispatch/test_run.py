@@ -1,4 +1,4 @@
-"""One sequence's way through the replicas: what is left behind, and what replicas are blamed for."""
+"""One sequence's way through the replicas: what it leaves behind, whom it blames."""
 
 from __future__ import annotations
 

@@ -1,0 +1,104 @@
+"""What a reload asks of the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelLoadError
+from gateway.fleet import Fleet
+from gateway.metrics import Metrics
+from gateway.models import Models
+from gateway.news.fleet_news import LocalNews
+from gateway.settings import Settings
+from tests.gateway.stage import Observer, router_over
+
+
+@dataclass
+class Local:
+    """Stands for a model's engines; fails as told, and remembers what it was told."""
+
+    cannot: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
+
+    async def set_tenants(self, tenants: Any) -> None:
+        self._do("tenants")
+
+    async def scale(self, count: int, drain_s: float) -> None:
+        self._do(f"scale {count}")
+
+    async def add(self) -> str:
+        self._do("add")
+        return "n/0"
+
+    def _do(self, what: str) -> None:
+        if what in self.cannot:
+            raise ModelLoadError(f"cannot {what}")
+        self.told.append(what)
+
+
+@dataclass
+class Context:
+    redis: Any
+
+
+@dataclass
+class Redis:
+    named: Any = None
+
+
+@dataclass
+class Model:
+    name: str
+    router: Any
+
+
+def settings(policy: str, count: int = 1) -> Settings:
+    one = {"path": "bundled", "replicas": {"count": count}}
+    return Settings(
+        models=({"name": "m", **one}, {"name": "n", **one}),
+        tenants=({"id": "acme", "keys": ({"env": "X"},)},),
+        routing={"policy": policy},
+    )
+
+
+def stage() -> tuple[Fleet, Models, dict[str, Local]]:
+    models = Models()
+    context: Any = Context(Redis())
+    fleet = Fleet(settings("random"), models, context, LocalNews(), {})
+    local = {"m": Local(), "n": Local()}
+    fleet._local.update(local)  # type: ignore[arg-type] # stand-ins
+    for name in local:
+        router = router_over(name, [], Observer(Metrics([name], [], b"secret")))
+        router.use_policy("random", router._policy)
+        model: Any = Model(name, router)
+        models.add(model)
+    return fleet, models, local
+
+
+async def test_what_one_model_cannot_follow_is_no_reason_to_leave_out_the_rest() -> None:
+    fleet, models, local = stage()
+    local["m"].cannot = {"tenants", "scale 2"}
+    with pytest.raises(ExceptionGroup) as failed:
+        await fleet.apply(settings("round-robin", 2))
+    assert [str(each) for each in failed.value.exceptions] == ["cannot tenants", "cannot scale 2"]
+    assert local["n"].told == ["tenants", "scale 2"]
+    assert [model.router.policy for model in models.values()] == ["round-robin"] * 2
+
+
+async def test_a_policy_that_did_not_come_to_be_used_is_used_at_the_next_reload() -> None:
+    fleet, models, _ = stage()
+    models["n"].router.use_policy("least-loaded", models["n"].router._policy)
+    await fleet.apply(settings("random"))
+    assert [model.router.policy for model in models.values()] == ["random"] * 2
+
+
+async def test_an_engine_that_cannot_be_started_is_refused_in_words() -> None:
+    fleet, _, local = stage()
+    local["n"].cannot = {"add"}
+    with pytest.raises(ValueError, match="cannot add"):
+        await fleet.add_local("n")
+    local["n"].cannot.clear()
+    assert await fleet.add_local("n") == "n/0"
