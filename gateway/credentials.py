@@ -109,9 +109,18 @@ def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None
     return key
 
 
+def remote_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where keys for remote servers may come from: not this gateway's own secrets, nor its tenants'
+    keys, which whoever adds a server could have sent there."""
+    hidden = {settings.server.secret_env, settings.server.admin_key_env}
+    hidden |= {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
 def check_remote_keys(settings: Settings, environ: Mapping[str, str]) -> None:
     """Raises ConfigError, with a line for each, where remote servers' keys are not set."""
     mistakes: list[str] = []
+    environ = remote_environ(settings, environ)
     for model in settings.models:
         for remote in model.remote:
             try:

@@ -17,7 +17,7 @@ import structlog
 from cache.directory import Directory
 from engine.chat_template import ChatTemplate
 from engine.errors import EngineError
-from gateway.credentials import worker_environ
+from gateway.credentials import remote_environ, worker_environ
 from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
@@ -93,7 +93,7 @@ async def open_fleet(
                     cluster=settings.redis.cluster,
                 )
             )
-        fleet = Fleet(settings, models, context, news, environ)
+        fleet = Fleet(settings, models, context, news, remote_environ(settings, environ))
         metrics.fleet.watch(directory.stats, news, fleet.followers)
         held.push_async_callback(fleet.close)
         for model in settings.models:

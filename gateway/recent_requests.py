@@ -18,6 +18,9 @@ from gateway.served_model import ServedModel
 from gateway.turns import Place, locate, turn_openers
 
 REMEMBERED = 1000
+_RECEIPTS_EACH = 8
+"""So many receipts are remembered for each request on average: one may have hundreds of choices,
+and each of its receipts tells of every replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,15 @@ class RecentRequest:
 
 
 class RecentRequests:
-    """A ring of `REMEMBERED` requests. Used from the event loop only.
+    """A ring of `REMEMBERED` requests, or fewer where they have very many receipts. Used from the
+    event loop only.
 
     Clients choose request ids, so one id may stand for several requests, of several tenants even.
     """
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
+        self._receipts = 0
         self._ring: deque[RecentRequest] = deque()
         self._by_id: dict[str, list[RecentRequest]] = {}
         self._openers: dict[str, frozenset[int]] = {}
@@ -83,7 +88,11 @@ class RecentRequests:
         )
         self._ring.append(recent)
         self._by_id.setdefault(recent.request_id, []).append(recent)
-        if len(self._ring) > self._remembered:
+        self._receipts += _receipts_of(recent)
+        most_receipts = _RECEIPTS_EACH * self._remembered
+        while len(self._ring) > self._remembered or (
+            self._receipts > most_receipts and len(self._ring) > 1
+        ):
             self._forget(self._ring.popleft())
 
     def find(self, request_id: str) -> tuple[RecentRequest, ...]:
@@ -92,6 +101,7 @@ class RecentRequests:
 
     def _forget(self, recent: RecentRequest) -> None:
         """The oldest of all is the oldest of its id."""
+        self._receipts -= _receipts_of(recent)
         same = self._by_id[recent.request_id]
         same.pop(0)
         if not same:
@@ -133,3 +143,7 @@ class RecentRequests:
         if openers is None:
             openers = self._openers[model.name] = turn_openers(model)
         return openers
+
+
+def _receipts_of(recent: RecentRequest) -> int:
+    return len(recent.receipts) + sum(len(choice.receipts) for choice in recent.choices)

@@ -17,6 +17,15 @@ _URL = re.compile(r"https?://[^/\s?#@]+(/[^\s?#]*)?")
 _EVENTS_URL = re.compile(r"(tcp://[^/\s]+:[0-9]{1,5}|ipc://\S+)")
 _SERVED_NAME = re.compile(r"[^\s\x00-\x1f]{1,256}")
 _POLICY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+def _has_good_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
 KNOWS_SALTS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang", "forebay"})
 """Engines whose prompt cache keeps tenants apart when they are told whose a request is."""
 CACHE_CAN_BE_OFF: frozenset[RemoteEngine] = frozenset({"llama.cpp"})
@@ -60,7 +69,7 @@ class RemoteSettings(Section):
     @field_validator("url")
     @classmethod
     def _is_a_url(cls, value: str) -> str:
-        if not _URL.fullmatch(value):
+        if not _URL.fullmatch(value) or not value.isprintable() or not _has_good_port(value):
             raise ValueError("must be a URL such as http://127.0.0.1:9001/v1, without credentials")
         return value.rstrip("/")
 

@@ -181,19 +181,22 @@ async def _remove_from(name: str, model: ServedModel, removal: Removal) -> dict[
     except Exception:  # noqa: BLE001 - one model's failure must not hide what the others removed
         _log.exception("cache could not be removed", model=name)
         return {"error": "failed; the server's log says why"}
+    asked = [each for each in erased if each is not None]
+    if not asked:
+        return {"error": "no replica could be asked, and Redis may hold blocks of it"}
     stats = [replica.cache_stats() for replica in model.replicas]
-    return erased_answer(all_erased(erased), stats)
+    return erased_answer(all_erased(asked), stats)
 
 
-async def _removed(removal: Removal, replica: Replica) -> Erased:
-    """A worker that is down has lost what it held, and its next life begins with nothing; what it
-    shares through Redis is for others to remove."""
+async def _removed(removal: Removal, replica: Replica) -> Erased | None:
+    """None for a worker that is down: it has lost what it held, and its next life begins with
+    nothing; what it shares through Redis is for others to remove."""
     try:
         return await removal(replica)
     except ReplicaUnavailable:
         if replica.health().condition is Condition.SERVING:
             raise
-        return Erased(device=0, dram=0, redis=None)
+        return None
 
 
 def all_erased(parts: Sequence[Erased]) -> Erased:

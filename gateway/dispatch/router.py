@@ -139,10 +139,7 @@ class Router(Generic[ReplicaT_co]):
     @property
     def serves(self) -> bool:
         """Whether any replica takes requests."""
-        for member in self._members.values():  # not any(): it is asked for every request
-            if member.takes_requests():
-                return True
-        return False
+        return any(member.takes_requests() for member in self._members.values())
 
     @property
     def has_room(self) -> bool:

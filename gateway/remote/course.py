@@ -15,7 +15,7 @@ from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica, Placement, Router
 from gateway.dispatch.run import MoveTerms
 from gateway.errors import ApiError, unavailable
-from gateway.remote.failures import UpstreamFull, UpstreamLost, UpstreamMisconfigured
+from gateway.remote.failures import LossKind, UpstreamFull, UpstreamLost, UpstreamMisconfigured
 from gateway.remote.replica import RemoteReplica
 from policies.routing import RouteRequest
 
@@ -57,7 +57,7 @@ class Course:
         self._tried: set[str] = set()
         self._moves = 0
         self._rounds = 0
-        self._broken_by: set[str] = set()
+        self._suspects: list[RemotePlacement] = []
         self._moved_from: str | None = None
         self._was_full = False
         self._deadline_s: float | None = None
@@ -92,6 +92,7 @@ class Course:
         room, or does not know us. Raises the ApiError to give up with where it may not."""
         try:
             yield
+            self._blame_suspects()
         except UpstreamLost as error:
             self._lost(placement, error)
         except UpstreamFull as error:
@@ -104,18 +105,22 @@ class Course:
 
     def _lost(self, placement: RemotePlacement, error: UpstreamLost) -> None:
         """The replica has lost the request, or did not take it."""
-        name = placement.member.name
-        if error.status == 500 and self._broken_by - {name}:
-            # a request that breaks two servers is what is broken
-            placement.receipt.lost = str(error.kind)
-            placement.member.answered()
-            raise _broken_by_request()
-        if error.status == 500:
-            self._broken_by.add(name)
-        placement.lost(str(error.kind))
         placement.replica.lost(error, self._request_id)
         self._failure = nowhere()
+        if _may_be_the_request(error) and placement.member.breaker.closed:
+            placement.receipt.lost = str(error.kind)
+            self._suspects.append(placement)
+            if len(self._suspects) > 1:
+                raise _broken_by_request()
+        else:
+            placement.lost(str(error.kind))
         self._move(placement)
+
+    def _blame_suspects(self) -> None:
+        """Another answers what these could not: it was not the request."""
+        for suspect in self._suspects:
+            suspect.member.failed()
+        self._suspects.clear()
 
     def _full(self, placement: RemotePlacement, error: UpstreamFull) -> None:
         """The replica has no room now: another is asked, once."""
@@ -188,6 +193,14 @@ def nowhere(*, full: bool = False) -> ApiError:
         code="engine_unavailable",
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def _may_be_the_request(error: UpstreamLost) -> bool:
+    """Whether a request can bring such a loss about. The replica is blamed for one only when
+    another has answered it, lest one client's requests close a model to all."""
+    if error.kind is LossKind.SERVER_ERROR:
+        return error.status in (None, 500)
+    return error.kind in (LossKind.GARBAGE, LossKind.STALLED)
 
 
 def _broken_by_request() -> ApiError:

@@ -19,9 +19,10 @@ _FULL_RETRY_S = 1
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 _ADDRESS = re.compile(
-    r"[a-zA-Z][a-zA-Z0-9+.-]*://\S+"
+    # bounded, or a long word would be looked through from each of its letters on
+    r"(?:(?<![a-zA-Z])[a-zA-Z][a-zA-Z0-9+.-]{0,15})?://\S+"
     r"|\b\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?\b"
-    r"|\[[0-9a-fA-F:]{2,}\](?::\d{1,5})?"
+    r"|\[[0-9a-fA-F:]{2,45}\](?::\d{1,5})?"
 )
 _KEY = re.compile(r"(?i:\bbearer\s+\S+)|\bsk-[A-Za-z0-9_*.-]{4,}")
 _WORD = re.compile(r"[a-zA-Z0-9_.-]{1,64}")

@@ -31,6 +31,7 @@ _log = structlog.get_logger("forebay.remote")
 
 _LONGEST_HOLD_S = 10.0
 _MEAN_SHARE = 0.05
+_ABOUT_US = frozenset({401, 402, 407})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +184,20 @@ class RemoteReplica:
 
     def misconfigured(self, status: int) -> None:
         """It does not know our key or the model: nothing goes there until a probe finds that it
-        does, and the longer not the more often that turns out not to help."""
+        does, and the longer not the more often that turns out not to help.
+
+        Of what may as well be about one request, such as a 403 of a filter of prompts, the probe
+        alone decides: no client closes a model to others.
+        """
+        self._prober.soon()
+        if status not in _ABOUT_US:
+            return
         hold_s = 0.0 if not self._misconfigured else 0.5 * 2.0 ** min(self._misconfigured, 10)
         self._misconfigured += 1
         self._held_until_s = monotonic() + min(hold_s, _LONGEST_HOLD_S)
         self._set_health(
             Health(Condition.DOWN, f"answers {status}: check its url, key and model's name")
         )
-        self._prober.soon()
 
     def _probe_client(self) -> httpx.AsyncClient:
         # reading the system's certificates takes tens of milliseconds: not for plain HTTP

@@ -195,3 +195,35 @@ def test_noting_costs_microseconds() -> None:
         recent.note(request)
         took.append(perf_counter() - started)
     assert min(took) < 500e-6  # ten times what it takes on a quiet machine
+
+
+async def test_many_receipts_push_out_earlier_requests() -> None:
+    """One request of a hundred choices weighs as much as a hundred of one."""
+    recent = RecentRequests(remembered=4)
+    stage = Stage()
+    _ = stage.app
+
+    def note(request_id: str, choices: int) -> None:
+        receipt = SimpleNamespace(candidate=SimpleNamespace(name="m/0"))
+        each = SimpleNamespace(index=0, prompt_index=0, cache_use=None, receipts=[receipt])
+        request: Any = SimpleNamespace(
+            tenant=SimpleNamespace(id="acme"),
+            model=stage.models["m"],
+            relayed=None,
+            receipts=lambda: [receipt] * choices,
+            choices=[each] * choices,
+            call=SimpleNamespace(request_id=request_id),
+            endpoint="chat",
+            prompts=[SimpleNamespace(token_ids=[1])],
+        )
+        recent.note(request)
+
+    for request_id, choices in (("a", 1), ("b", 20), ("c", 11)):
+        note(request_id, choices)
+    assert [bool(recent.find(each)) for each in "abc"] == [True, True, True]
+    note("d", 1)
+    assert [bool(recent.find(each)) for each in "abcd"] == [False, True, True, True]
+    note("e", 1000)  # the latest is remembered whatever it weighs
+    assert [bool(recent.find(each)) for each in "abcde"] == [False] * 4 + [True]
+    note("f", 1)
+    assert [bool(recent.find(each)) for each in "ef"] == [False, True]

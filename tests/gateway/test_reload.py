@@ -265,3 +265,11 @@ def test_a_remote_servers_key_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="BIG: is not set, and http://a/v1 needs it as a key"):
         ConfigSource(path, {}, {}).load()
     ConfigSource(path, {"BIG": "a-key-0123456789"}, {}).load()
+
+
+def test_our_own_secrets_are_no_keys_for_others(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    remote = 'remote: [{url: "http://a/v1", engine: vllm, api_key_env: FOREBAY_SECRET}]'
+    path.write_text(text().replace("path: bundled,", remote))
+    with pytest.raises(ConfigError, match="FOREBAY_SECRET: is not set"):
+        ConfigSource(path, {"FOREBAY_SECRET": "a secret of the server's"}, {}).load()
