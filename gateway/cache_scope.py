@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cache.block import NOBODY, Owner
@@ -32,17 +33,25 @@ def cache_terms(
     that lies inside the tenant. Where users are kept apart, a request that names none shares with
     nobody. Salts narrow the chain, not the owner: a user's erasure takes every salt's blocks.
     """
-    user: str | None = None
-    if tenant.cache_scope == "none":
+    scope = scope_of(tenant, generation.user, generation.cache_salts)
+    if scope is None:
         return _NOTHING_SHARED
-    if tenant.cache_scope == "user":
-        user = generation.user
-        if user is None:
-            return _NOTHING_SHARED
-    parts = [] if user is None else [("user", user)]
-    parts += generation.cache_salts
-    scope = "".join(f"{name}:{len(value)}:{value};" for name, value in parts)
+    user = generation.user if tenant.cache_scope == "user" else None
     return CacheTerms(
         chain_root(secret, tenant.id, scope, model.tokenizer.identity),
         owner_tags(secret, tenant.id, user),
     )
+
+
+def scope_of(tenant: Tenant, user: str | None, narrowing: Iterable[tuple[str, str]]) -> str | None:
+    """Within what a request shares KV inside its tenant: its own strings, each with its name and
+    length; None: with nobody."""
+    parts: list[tuple[str, str]] = []
+    if tenant.cache_scope == "none":
+        return None
+    if tenant.cache_scope == "user":
+        if user is None:
+            return None
+        parts.append(("user", user))
+    parts += narrowing
+    return "".join(f"{name}:{len(value)}:{value};" for name, value in parts)

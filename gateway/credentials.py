@@ -14,6 +14,7 @@ from gateway.state_dir import StateDir
 from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key
 
 _WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_NATIVE_ISA"})
+_SHORTEST_SECRET = 16
 _LIKE_A_KEY = re.compile(r".*(KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 
@@ -57,6 +58,20 @@ def server_secret(settings: Settings, environ: Mapping[str, str]) -> bytes:
     if not secret:
         raise ConfigError([f"{variable}: is set but empty; unset it or make it long and random"])
     return secret.encode()
+
+
+def weakness_of_secret(settings: Settings, environ: Mapping[str, str]) -> str | None:
+    """Why a server secret from the environment is too weak, without anything of it; None if nothing
+    can be said against it."""
+    variable = settings.server.secret_env
+    secret = environ.get(variable, "").strip()
+    if not secret or len(secret) >= _SHORTEST_SECRET:
+        return None
+    return (
+        f"{variable} has fewer than {_SHORTEST_SECRET} characters: who sees a salt, or what Redis "
+        "holds, can find it by trying, and then read sealed KV and speak for any tenant; "
+        "`openssl rand -hex 32` makes a better one"
+    )
 
 
 def admin_key(
@@ -158,6 +173,7 @@ def _tenant(entry: TenantSettings) -> Tenant:
         id=entry.id,
         models=entry.models,
         concurrency=entry.limits.concurrency,
+        sees_receipt=entry.receipt,
         cache=TenantCache(
             scope=cache.scope,
             device_floor_bytes=cache.device_floor,

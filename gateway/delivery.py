@@ -78,12 +78,13 @@ async def whole_answer(request: Request, reply: ReplyFormat) -> None:
     """Wait for every choice, then answer at once. Raises ApiError if one fails."""
     choices = await run_to_end(request)
     usage = request.usage()
-    headers = [
-        *receipt_headers(request),
-        (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
-        (b"x-forebay-cached-tiers", _tiers(usage)),
-        (b"x-forebay-engine-ms", _ms(request.submitted_s, request.last_token_s)),
-    ]
+    headers = receipt_headers(request)
+    if request.shows_receipt:
+        headers += [
+            (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
+            (b"x-forebay-cached-tiers", _tiers(usage)),
+            (b"x-forebay-engine-ms", _ms(request.submitted_s, request.last_token_s)),
+        ]
     await request.call.answer(200, reply.whole(choices, usage), headers=headers)
 
 
@@ -134,7 +135,9 @@ def _as_api_error(request: Request, error: Exception) -> ApiError | None:
 
 def receipt_headers(request: Request) -> list[Header]:
     """Where the request runs, what its first token was predicted to take, and how long it was here
-    before it was sent there."""
+    before it was sent there. Nothing for a tenant that is not to see it."""
+    if not request.shows_receipt:
+        return []
     receipts = request.receipts()
     replicas = dict.fromkeys(receipt.candidate.name for receipt in receipts)
     headers = [

@@ -94,7 +94,7 @@ async def open_fleet(
                 )
             )
         fleet = Fleet(settings, models, context, news, remote_environ(settings, environ))
-        metrics.fleet.watch(directory.stats, news, fleet.followers)
+        metrics.fleet.watch(directory.stats, news, fleet.followers, fleet.isolation_failures)
         held.push_async_callback(fleet.close)
         for model in settings.models:
             await fleet.open_model(model, progress)
@@ -239,6 +239,14 @@ class Fleet:
             name: follower.stats()
             for remote in list(self._remote.values())
             for name, follower in list(remote.followers.items())
+        }
+
+    def isolation_failures(self) -> dict[str, int]:
+        """How often each server elsewhere did not keep a tenant apart. Any thread."""
+        return {
+            member.name: member.replica.isolation_failures
+            for remote in list(self._remote.values())
+            for member in remote.group.router.members
         }
 
     async def keep_tidy(self) -> None:

@@ -1,4 +1,4 @@
-"""What the directory and the news between gateways tell Prometheus, read at every scrape."""
+"""What the directory, servers elsewhere and the news between gateways tell Prometheus."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ class FleetCollector(Collector):
         self._read: Callable[[], DirectoryStats] | None = None
         self._news: FleetNews | None = None
         self._followers: Callable[[], Mapping[str, FollowerStats]] = dict
+        self._isolation_failures: Callable[[], Mapping[str, int]] = dict
 
     def watch(
         self,
         directory: Callable[[], DirectoryStats],
         news: FleetNews,
         followers: Callable[[], Mapping[str, FollowerStats]],
+        isolation_failures: Callable[[], Mapping[str, int]],
     ) -> None:
         """Ask these; all must be cheap and safe from any thread."""
         self._read, self._news, self._followers = directory, news, followers
+        self._isolation_failures = isolation_failures
 
     def collect(self) -> Iterator[Metric]:
-        """One reading of both."""
+        """One reading of each."""
         if self._read is not None:
             yield from _directory(self._read())
         if self._news is not None:
             yield from _news(self._news)
         if followers := self._followers():
             yield from _kv_events(followers)
+        if failures := self._isolation_failures():
+            yield _isolation(failures)
 
 
 def _directory(stats: DirectoryStats) -> Iterator[Metric]:
@@ -99,6 +104,17 @@ def _kv_events(followers: Mapping[str, FollowerStats]) -> Iterator[Metric]:
         for reason, count in stats.untracked_blocks.items():
             blocks.add_metric((name, reason.value), count)
     yield from (connected, gaps, unreadable, blocks)
+
+
+def _isolation(failures: Mapping[str, int]) -> Metric:
+    counter = CounterMetricFamily(
+        "forebay_remote_isolation_failures",
+        "Answers that used a cache which their requests were to share with nobody.",
+        labels=("replica",),
+    )
+    for name, count in failures.items():
+        counter.add_metric((name,), count)
+    return counter
 
 
 def _news(news: FleetNews) -> Iterator[Metric]:

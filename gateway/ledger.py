@@ -73,7 +73,7 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         endpoint=request.endpoint,
         outcome=outcome,
         status=status,
-        stream=request.task.generation.stream if request.task else None,
+        stream=request.streams(),
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         cached_device_tokens=usage.cached_by_tier[Tier.DEVICE],

@@ -71,6 +71,10 @@ class Models(Mapping[str, AnyModel]):
         """Those that engines of our own run."""
         return {name: model for name, model in self._models.items() if not model.runs_elsewhere}
 
+    def remote_names(self) -> list[str]:
+        """Names of those that run elsewhere."""
+        return [name for name, model in self._models.items() if model.runs_elsewhere]
+
     def choose_remote(self, name: object, tenant: Tenant) -> RemoteModel | None:
         """The remote model that a request for `name`, which may be anything, goes to."""
         if not isinstance(name, str):
@@ -89,9 +93,10 @@ class Models(Mapping[str, AnyModel]):
     def _or_fallback(self, model: AnyModel, tenant: Tenant) -> AnyModel:
         """The model that was asked for, or if none of its replicas has room the first of its
         fallbacks that has, among those that the tenant may use."""
-        if model.router.has_room:
+        fallbacks = self._fallbacks.get(model.name)
+        if not fallbacks or model.router.has_room:
             return model
-        for fallback in self._fallbacks.get(model.name, ()):
+        for fallback in fallbacks:
             other = self._models.get(fallback)
             if other is not None and tenant.may_use(fallback) and other.router.has_room:
                 return other

@@ -23,13 +23,14 @@ from gateway.wire.usage import Usage, sum_by_tier
 @dataclass(slots=True)
 class Relayed:
     """What became of a request at remote servers: where it was sent, and what the one that answered
-    said of its tokens. `began_s` is when the first content came."""
+    said of its tokens."""
 
     receipts: list[Receipt] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     choices: int = 1
+    stream: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +74,11 @@ class Request:
         self.cache_owner = replace(self.tenant, id=peer.id, cache=cache)
         return self.cache_owner
 
+    @property
+    def shows_receipt(self) -> bool:
+        """Whether its answer may say where it ran."""
+        return self.tenant is None or self.tenant.sees_receipt
+
     def note_token(self) -> None:
         """An output with tokens has arrived."""
         self.last_token_s = monotonic()
@@ -111,6 +117,12 @@ class Request:
             if _cached_tokens(choice.cache_use) < _cached_tokens(known):
                 uses[choice.prompt_index] = choice.cache_use
         return uses
+
+    def streams(self) -> bool | None:
+        """Whether its answer is streamed; None before its body was understood."""
+        if self.relayed is not None:
+            return self.relayed.stream
+        return None if self.task is None else self.task.generation.stream
 
     def ttft_s(self) -> float | None:
         """From the request to its first token."""

@@ -23,7 +23,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import EngineError
-from gateway.credentials import admin_key, known_secrets, server_secret
+from gateway.credentials import admin_key, known_secrets, server_secret, weakness_of_secret
 from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
@@ -46,6 +46,7 @@ _CUT_GRACE_S = 5.0
 """After the drain deadline: time for streams that were cut to send their error event."""
 _CLOSE_GRACE_S = 2
 """After that: time for connections to flush before their tasks are cancelled."""
+_GC_THRESHOLDS = (10_000, 20, 50)
 
 
 class OpenFleet(Protocol):
@@ -119,6 +120,8 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
         operators = admin_key(snapshot.settings, source.environ, embedded=True)
         secrets |= {key for key in (demo_key, operators) if key}
     configure_logging(server.log_format, server.log_level, secrets=secrets)
+    if (weakness := weakness_of_secret(snapshot.settings, source.environ)) is not None:
+        _log.warning("the server secret is weak", reason=weakness)
     # One of several that share a port: others answer while this one loads.
     shares_port = HANDED_OVER in os.environ
     sockets = listen(server.host, server.port)
@@ -341,12 +344,16 @@ class _HttpServer(uvicorn.Server):
 @contextmanager
 def _loaded_heap_at_rest() -> Iterator[None]:
     """Keep what is loaded by now out of garbage collections: walking the modules and vocabularies
-    takes a tenth of a second, in which no stream gets a token."""
+    takes a tenth of a second, in which no stream gets a token. Requests leave no cycles behind, so
+    that looking for some after every few of them is mostly in vain."""
     gc.collect()
     gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         yield
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
 
 

@@ -30,7 +30,7 @@ from gateway.settings_cache import (
 from gateway.settings_fleet import RemoteSettings, ReplicaSettings, RoutingSettings
 from gateway.settings_redis import RedisSettings
 from gateway.settings_section import Section, variable_name
-from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
+from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Switch, Whole
 
 _MODEL_NAME_RULE = "must be 1 to 128 letters, digits or any of . _ : / @ + -"
 _REMOTE_MODEL_KEYS = frozenset(
@@ -232,13 +232,15 @@ class LimitSettings(Section):
 
 
 class TenantSettings(Section):
-    """One tenant. `models` are glob patterns of model names."""
+    """One tenant. `models` are glob patterns of model names. `receipt` is whether its answers say
+    in headers which replica gave them, and what that took."""
 
     id: str
     keys: Annotated[tuple[KeySettings, ...], Field(min_length=1)]
     models: tuple[str, ...] = ("*",)
     limits: LimitSettings = LimitSettings()
     cache: TenantCacheSettings = TenantCacheSettings()
+    receipt: Switch = True
 
     @field_validator("id")
     @classmethod

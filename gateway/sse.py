@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
+from typing import Any
 
 import orjson
 
@@ -66,7 +67,15 @@ class EventStream:
     where it is produced, in one piece. After `stall_s` of that ClientDisconnectedError is raised.
     """
 
-    def __init__(self, call: HttpCall, headers: Iterable[Header], times: StreamTimes) -> None:
+    def __init__(
+        self,
+        call: HttpCall,
+        headers: Iterable[Header],
+        times: StreamTimes,
+        task: asyncio.Task[Any] | None = None,
+    ) -> None:
+        """`task` is who sends, and is interrupted when nobody reads; None: who enters the scope."""
+        self._task = task
         self._call = call
         self._headers = headers
         self._times = times
@@ -78,7 +87,7 @@ class EventStream:
     async def __aenter__(self) -> EventStream:
         await self._call.start(200, [*_HEADERS, *self._headers])
         self._last_sent_s = monotonic()
-        self._interruption = Interruption()
+        self._interruption = Interruption(self._task)
         self._loop = asyncio.get_running_loop()
         self._tick = self._loop.call_later(self._tick_s, self._attend)
         return self

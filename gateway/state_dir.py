@@ -25,7 +25,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateDir:
-    """An existing directory that only its owner may enter."""
+    """An existing directory into which only its owner, who runs forebay, can write."""
 
     path: Path
 
@@ -41,14 +41,31 @@ class StateDir:
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> StateDir:
-        """The directory, made if it is not there. Raises ConfigError if it cannot be."""
+        """The directory, made if it is not there. Raises ConfigError if it cannot be, and where
+        others could have put a secret of their choice into it."""
         path = cls.locate(environ)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = path.stat()
         except OSError as error:
             raise ConfigError(
                 [f"FOREBAY_STATE_DIR: {path} cannot be made ({error.strerror})"]
             ) from None
+        if status.st_uid != os.geteuid():
+            raise ConfigError(
+                [
+                    f"FOREBAY_STATE_DIR: {path} belongs to user {status.st_uid}, who can read and "
+                    f"choose the secrets in it: chown it to user {os.geteuid()}, as whom forebay "
+                    "runs, or name another"
+                ]
+            )
+        if status.st_mode & 0o022:
+            raise ConfigError(
+                [
+                    f"FOREBAY_STATE_DIR: others can write to {path}, and so choose the secrets in "
+                    f"it: chmod go-w {path}"
+                ]
+            )
         return cls(path)
 
     def private_directory(self, name: str) -> Path:

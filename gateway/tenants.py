@@ -35,13 +35,15 @@ class Tenant:
     """One tenant as the gateway enforces it.
 
     `models` are glob patterns of model names; `concurrency` is how many requests may be in flight
-    at once (None: no limit).
+    at once (None: no limit). `sees_receipt` is whether its answers say in headers where they ran
+    and how.
     """
 
     id: str
     models: tuple[str, ...]
     concurrency: int | None
     cache: TenantCache = TenantCache()
+    sees_receipt: bool = True
 
     @property
     def cache_scope(self) -> CacheScope:

@@ -89,7 +89,7 @@ class CacheAdmin:
         )
 
     async def flush(self, call: HttpCall) -> None:
-        """Remove every block of every model, or of the one that `model` names."""
+        """Remove every block of every model of our own, or of the one that `model` names."""
         self._admitted(call)
         models = self._models.served()
         name = call.query().get("model")
@@ -102,10 +102,12 @@ class CacheAdmin:
         removed = await _remove(models, lambda replica: replica.flush_cache())
         missed = _missed(removed)
         _log.info("cache flushed", model=name or "all", complete=not missed)
-        await _answer_removal(call, {}, removed, missed)
+        elsewhere = self._models.remote_names() if name is None else []
+        await _answer_removal(call, {}, removed, missed, elsewhere)
 
     async def erase(self, call: HttpCall, tenant_id: str, user: str | None = None) -> None:
-        """Remove a tenant's blocks and named prefixes, or one user's, from every tier.
+        """Remove a tenant's blocks and named prefixes, or one user's, from every tier of ours. What
+        remote models may hold of it stays there; `not_covered` names them.
 
         A tenant that is not configured is a 404, so that a slip of the pen does not look like an
         erasure; `unknown=allow` erases one that has been removed from the configuration. A user of
@@ -129,9 +131,16 @@ class CacheAdmin:
         missed = _missed(removed)
         if not names.complete:
             missed.append("named prefixes: Redis could not be asked")
-        _log.info("cache erased", tenant=tenant_id, one_user=user is not None, complete=not missed)
+        elsewhere = self._models.remote_names()
+        _log.info(
+            "cache erased",
+            tenant=tenant_id,
+            one_user=user is not None,
+            complete=not missed,
+            not_covered=elsewhere,
+        )
         whose = {"tenant": tenant_id, "user": user, "named_prefixes": names.names}
-        await _answer_removal(call, whose, removed, missed)
+        await _answer_removal(call, whose, removed, missed, elsewhere)
 
     def _admitted(self, call: HttpCall) -> Snapshot:
         snapshot = self._runtime.current
@@ -226,10 +235,17 @@ async def _answer_removal(
     whose: Mapping[str, Any],
     removed: Mapping[str, Mapping[str, Any]],
     missed: Sequence[str],
+    elsewhere: Sequence[str],
 ) -> None:
     """200 if nothing was missed; else a 503 that says what was done and that asking again is
-    safe."""
-    answer = {**whose, "complete": not missed, "models": removed}
+    safe. The models `elsewhere` are none that asking again would reach: they are named, and are
+    no part of what is complete."""
+    answer = {
+        **whose,
+        "complete": not missed,
+        "not_covered": list(elsewhere),
+        "models": removed,
+    }
     if not missed:
         await call.answer_json(answer)
         return

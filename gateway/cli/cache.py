@@ -84,7 +84,8 @@ def flush(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove every block from every tier. Nothing is lost but the time to compute it again."""
+    """Remove every block from every tier of the server's own. Nothing is lost but the time to
+    compute it again."""
     params = {} if model is None else {"model": model}
     _show_removal(_call("POST", "/admin/cache/flush", url, key, params), as_json=as_json)
 
@@ -102,7 +103,7 @@ def erase(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a tenant's KV and named prefixes from every tier."""
+    """Remove a tenant's KV and named prefixes from every tier of the server's own."""
     if not TENANT_ID.fullmatch(tenant):
         raise CommandError(f"TENANT: {TENANT_ID_RULE}", exit_code=exit_codes.USAGE)
     params = {} if user is None else {"user": user}
@@ -149,6 +150,8 @@ def _show_removal(response: httpx.Response, *, as_json: bool) -> None:
             typer.echo(printable(f"{name}: blocks removed: {', '.join(counts)}"))
         if answer.get("named_prefixes"):
             typer.echo(f"named prefixes removed: {answer['named_prefixes']}")
+        for name in answer.get("not_covered", ()):
+            typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
     if not answer["complete"]:
         raise CommandError(refusal(response, key_hint=_KEY_HINT))
 

@@ -358,6 +358,10 @@ class Placement(Generic[ReplicaT_co]):
                 now_s=monotonic(),
             )
 
+    def presumed_begun(self) -> None:
+        """It runs by now, as was predicted; nobody will say when it began. Idempotent."""
+        self._share.begin()
+
     def answered(self, tokens: int) -> None:
         """So many tokens were generated there, in all; said before it ends, or never."""
         self._share.answered(tokens)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from dataclasses import dataclass
 from itertools import count
 from time import monotonic, time
+from typing import NamedTuple
 
+from gateway.errors import ApiError
 from gateway.peer import HEADER as PEER_HEADER
 from gateway.peer import PeerTenant, sign
 from gateway.remote.body import PATHS, RelayBody, upstream_body
@@ -16,6 +18,7 @@ from gateway.remote.failures import ERROR_BODY_BYTES, LossKind, UpstreamLost, ju
 from gateway.remote.prompt import RoutedPrompt
 from gateway.remote.replica import OwnRequest
 from gateway.remote.usage import ReportedUsage
+from gateway.settings_fleet import KNOWS_SALTS
 from gateway.tenants import Tenant
 
 _LEAST_EVENTS = 8
@@ -25,16 +28,17 @@ _ids = count(secrets.randbits(48) << 16)
 """Endings of request ids: no two alike, in other gateways either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Errand:
+class Errand(NamedTuple):
     """What is the same in every try: the request and whose it is. `salt` keeps its tenant apart,
-    `seed` makes the answer one that can be had again."""
+    `alone` is whether it shares KV with nobody, `seed` makes the answer one that can be had
+    again."""
 
     body: RelayBody
     prompt: RoutedPrompt
     tenant: Tenant
     request_id: str
     salt: str
+    alone: bool
     seed: int
     secret: bytes
 
@@ -82,7 +86,9 @@ class Attempt:
         self._began_s: float | None = None
         self._last_s = 0.0
         self._events = 0
+        self._tokens = 0
         self._finished = False
+        self._presumption: asyncio.TimerHandle | None = None
 
     async def open(self) -> Exchange:
         """Send the request; the answer, whose status is 200, from its head on."""
@@ -91,6 +97,10 @@ class Attempt:
         first_s = replica.times.first_s + self._predicted_ttft_s
         if not body.stream:
             first_s = max(first_s, replica.times.whole_s)
+            # when it begins cannot be seen, and it must not count as waiting to its end
+            self._presumption = asyncio.get_running_loop().call_later(
+                self._predicted_ttft_s, self._presume_begun
+            )
         self._own.start(self._errand.prompt.tokens)
         exchange = self._exchange = replica.exchange(
             PATHS[body.endpoint], sent, headers, Patience(first_s, first_s)
@@ -104,6 +114,10 @@ class Attempt:
         """End the exchange, unless it has come to its end. Idempotent."""
         if self._exchange is not None and not self._finished:
             self._exchange.close()
+        if self._presumption is not None:
+            self._presumption.cancel()
+        # of choices side by side each is as long as one of them
+        self.placement.answered(-(-(self._tokens or self._events) // self._errand.body.choices))
         self._own.end()
 
     @property
@@ -122,12 +136,20 @@ class Attempt:
         self.placement.began(None)
         self._exchange.be_patient(self.placement.replica.times.between_s)
 
+    def _presume_begun(self) -> None:
+        self._own.begin()
+        self.placement.presumed_begun()
+
     def finish(self, usage: ReportedUsage | None) -> None:
         """The answer is whole: learn from it, and leave the connection to the next."""
         in_links = None
+        if usage is not None:
+            self._tokens = usage.completion_tokens
         if usage is not None and usage.cached_tokens is not None:
             in_links = self._errand.prompt.in_links(usage.cached_tokens, usage.prompt_tokens)
             self.placement.served(usage.cached_tokens, in_links)
+            if usage.cached_tokens and self._can_have_nothing_cached:
+                self.placement.replica.kept_nobody_apart()
         self.placement.member.answered()
         ttft_s, gap_s = None, None
         if self._began_s is not None and self._exchange is not None:
@@ -141,12 +163,24 @@ class Attempt:
             self._finished = True
             self._exchange.finish()
 
+    @property
+    def _can_have_nothing_cached(self) -> bool:
+        """Whether nothing of the prompt can have been computed before under this salt: neither for
+        another request, nor for another choice of this one, nor in a try that was lost."""
+        errand, placement = self._errand, self.placement
+        return (
+            errand.alone
+            and errand.body.choices == 1
+            and placement.receipt.moved_from is None
+            and placement.replica.engine in KNOWS_SALTS
+        )
+
     async def _judged(self, exchange: Exchange) -> Exception:
         """The exception that the answer's status means; what can be read of its body explains."""
         exchange.be_patient(self.placement.replica.times.between_s)
         try:
             body = await exchange.read_all(ERROR_BODY_BYTES)
-        except UpstreamLost:
+        except (UpstreamLost, ApiError):  # broken off, or too long: the status has to do
             body = b""
         cleaner = self.placement.replica.cleaner
         return judge(exchange.status, exchange.header("retry-after"), body, cleaner)

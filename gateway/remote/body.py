@@ -4,8 +4,7 @@ it changes."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 import orjson
 
@@ -30,8 +29,7 @@ _OWN_IDS = ("request_id", "rid", "session_id")
 two tenants could choose the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayBody:
+class RelayBody(NamedTuple):
     """A client's body. `values` is what it sent; `max_tokens` None: it did not say.
 
     `choices` is how many there will be over all prompts, `narrowing` its own strings that keep
@@ -55,7 +53,7 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
 
     Raises a 400 ApiError that names the field which is wrong. Null means omitted.
     """
-    if endpoint not in get_args(EndpointName):
+    if endpoint not in PATHS:
         raise ValueError(f"{endpoint} is no endpoint that can be relayed")
     name: EndpointName = "chat" if endpoint == "chat" else "completions"
     fields = Fields(values)

@@ -3,6 +3,7 @@ the client asked for it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -37,6 +38,7 @@ class Chunks:
         self._moved = False
         self._has_content = False
         self._said_done = False
+        self._any_finished = False
         self._skeletons: list[Skeleton] = []
         self._lessons_left = _LESSONS
         self.usage: ReportedUsage | None = None
@@ -50,6 +52,8 @@ class Chunks:
     @property
     def complete(self) -> bool:
         """Whether the client has the whole text: nothing but usage can follow."""
+        if not self._any_finished:
+            return False  # what is asked most
         if self._said_done:
             return self._transcript.all_finished
         return self._transcript.complete
@@ -69,17 +73,29 @@ class Chunks:
         self._lessons_left = _LESSONS
         self.usage = None
 
-    def take(self, data: bytes, cleaner: Cleaner) -> bytes:
-        """The client's event for one of the server's, empty for what is not for it.
+    def take(self, events: Sequence[bytes], cleaner: Cleaner, frames: bytearray) -> None:
+        """Add the client's events for these of the server's to `frames`: up to the one that fails,
+        if one does.
 
         Raises UpstreamLost for what is no chunk and for an error that is the server's own, ApiError
         for one that is the client's, AnswerDiffers where a replay goes astray.
         """
-        for skeleton in self._skeletons:
-            frame = skeleton.take(data)
-            if frame is not None:
-                self.content_events += 1
-                return frame
+        taken = 0
+        while taken < len(events):
+            alike = 0
+            for skeleton in self._skeletons:
+                alike = skeleton.take(events, taken, frames)
+                if alike:
+                    break
+            if alike:
+                self.content_events += alike
+                taken += alike
+            else:
+                frames += self._take_one(events[taken], cleaner)
+                taken += 1
+
+    def _take_one(self, data: bytes, cleaner: Cleaner) -> bytes:
+        """The client's event for one of the server's, empty for what is not for it."""
         if data == _DONE_DATA:
             self._said_done = True
             return b""
@@ -119,6 +135,8 @@ class Chunks:
             except IndexError:
                 raise UpstreamLost(LossKind.GARBAGE, "a choice too many") from None
             new = transcript.take(choice)
+            if transcript.finish_reason is not None:
+                self._any_finished = True
             if transcript.grew:
                 self.content_events += 1
                 self._has_content = True

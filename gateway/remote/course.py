@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
+from types import TracebackType
 
 from gateway.dispatch.member import Condition
 from gateway.dispatch.prefix import Prefix
@@ -65,43 +64,50 @@ class Course:
         self.predicted_ttft_s = 0.0
         """Of the replica that was placed last."""
 
-    async def place(self, scope: ExitStack, *, had_begun: bool) -> RemotePlacement:
-        """The next replica, for as long as the scope lasts: one that has not failed this request,
-        else one that has, after a pause. Raises ApiError if there is none."""
+    def at_a_replica(self, *, had_begun: bool) -> Visit:
+        """The scope of one try, at the next replica: one that has not failed this request, else one
+        that has, after a pause. Entering raises ApiError if there is none.
+
+        It ends quietly where the request may be placed again: the replica has lost it, has no room,
+        or does not know us. It raises the ApiError to give up with where it may not.
+        """
+        return Visit(self, had_begun)
+
+    async def _place(self, had_begun: bool) -> RemotePlacement:
         while True:
             try:
-                placement = scope.enter_context(
-                    self._router.place(
-                        self._route.request,
-                        self._route.prefix,
-                        exclude=self._tried,
-                        moved_from=self._moved_from,
-                        had_begun=had_begun,
-                    )
+                return self._router.place(
+                    self._route.request,
+                    self._route.prefix,
+                    exclude=self._tried,
+                    moved_from=self._moved_from,
+                    had_begun=had_begun,
                 )
             except NoReplica as none:
                 await self._wait_for_another(none)
-                continue
-            self._receipts.append(placement.receipt)
-            self.predicted_ttft_s = placement.receipt.predicted_ttft_s
-            return placement
 
-    @contextmanager
-    def noting_failures(self, placement: RemotePlacement) -> Iterator[None]:
-        """Ends quietly where the request may be placed again: the replica has lost it, has no
-        room, or does not know us. Raises the ApiError to give up with where it may not."""
-        try:
-            yield
-            self._blame_suspects()
-        except UpstreamLost as error:
-            self._lost(placement, error)
-        except UpstreamFull as error:
-            self._full(placement, error)
-        except UpstreamMisconfigured as error:
-            self._misconfigured(placement, error)
-        except ApiError:
-            placement.member.answered()  # it is well: the mistake is its client's
-            raise
+    def _went_to(self, placement: RemotePlacement) -> None:
+        self._receipts.append(placement.receipt)
+        self.predicted_ttft_s = placement.receipt.predicted_ttft_s
+
+    def _noted(self, placement: RemotePlacement, error: BaseException | None) -> bool:
+        """Whether what ended a try leaves the request to be placed again."""
+        match error:
+            case None:
+                self._blame_suspects()
+                return False
+            case UpstreamLost():
+                self._lost(placement, error)
+            case UpstreamFull():
+                self._full(placement, error)
+            case UpstreamMisconfigured():
+                self._misconfigured(placement, error)
+            case ApiError():
+                placement.member.answered()  # it is well: the mistake is its client's
+                return False
+            case _:
+                return False
+        return True
 
     def _lost(self, placement: RemotePlacement, error: UpstreamLost) -> None:
         """The replica has lost the request, or did not take it."""
@@ -182,6 +188,33 @@ class Course:
     def _may_start(self) -> bool:
         members = self._router.members
         return any(member.health().condition is Condition.STARTING for member in members)
+
+
+class Visit:
+    """A request at one replica, and what becomes of it there; see `Course.at_a_replica`."""
+
+    __slots__ = ("_course", "_had_begun", "_placement")
+
+    def __init__(self, course: Course, had_begun: bool) -> None:
+        self._course = course
+        self._had_begun = had_begun
+
+    async def __aenter__(self) -> RemotePlacement:
+        placement = await self._course._place(self._had_begun)
+        self._placement = placement.__enter__()
+        self._course._went_to(placement)
+        return placement
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        try:
+            return self._course._noted(self._placement, error)
+        finally:
+            self._placement.__exit__(kind, error, trace)
 
 
 def nowhere(*, full: bool = False) -> ApiError:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import aiohttp
 from yarl import URL
 
-from gateway.remote.failures import LossKind, UpstreamLost
+from gateway.remote.failures import LossKind, UpstreamLost, answer_too_long
 
 _CONNECT_S = 5.0
 _IDLE_S = 4.0
@@ -24,6 +24,8 @@ _IDLE_S = 4.0
 with it vLLM and SGLang, closes it."""
 _RACE_S = 1.0
 """A connection that is lost so soon, before any byte of an answer, was being closed already."""
+_LOOK_S = 5.0
+"""How often it is looked for silence at least: changes of patience beyond that need no timer."""
 _DRAIN_S = 0.25
 _DRAIN_READS = 4
 _LARGE_BODY_BYTES = 1 << 20
@@ -106,19 +108,16 @@ class Connections:
         """
         sent_s = monotonic()
         try:
-            return await self._post(self._pooled, url, body, headers)
+            return await self._pooled.post(
+                url, data=_payload(body), headers=headers, allow_redirects=False
+            )
         except (aiohttp.ServerDisconnectedError, ConnectionError, aiohttp.ClientOSError) as error:
             never_connected = isinstance(error, aiohttp.ClientConnectorError)
             if never_connected or monotonic() - sent_s > _RACE_S:
                 raise
-        return await self._post(self._fresh, url, body, headers)
-
-    async def _post(
-        self, session: aiohttp.ClientSession, url: URL, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        # a file is written piece by piece, bytes in one go
-        data = body if len(body) <= _LARGE_BODY_BYTES else io.BytesIO(body)
-        return await session.post(url, data=data, headers=headers, allow_redirects=False)
+        return await self._fresh.post(
+            url, data=_payload(body), headers=headers, allow_redirects=False
+        )
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -135,7 +134,7 @@ class Exchange:
     """Its scope, or `open` and `close`, begins when the head of the answer has come and ends the
     answer, whole or not: a server that is still sending is disconnected from.
 
-    Everything but what the caller does raises UpstreamLost.
+    Everything but what the caller does raises UpstreamLost, unless it says otherwise.
     """
 
     __slots__ = (
@@ -242,12 +241,12 @@ class Exchange:
         return piece
 
     async def read_all(self, limit_bytes: int) -> bytes:
-        """The rest of the answer. One that is longer raises."""
+        """The rest of the answer. One that is longer raises a 502 ApiError."""
         whole = bytearray()
         while piece := await self.read():
             whole += piece
             if len(whole) > limit_bytes:
-                raise UpstreamLost(LossKind.GARBAGE, "the answer is too long")
+                raise answer_too_long()
         return bytes(whole)
 
     def finish(self) -> None:
@@ -274,7 +273,7 @@ class Exchange:
     def be_patient(self, between_s: float) -> None:
         """Wait so long between two reads from now on."""
         self._patience = Patience(self._patience.first_byte_s, between_s)
-        if self._watch is not None:
+        if self._watch is not None and between_s < _LOOK_S:
             self._watch.cancel()
             self._watch = None
 
@@ -295,7 +294,7 @@ class Exchange:
         return self._response
 
     def _watch_from_now(self, delay_s: float) -> None:
-        self._watch = asyncio.get_running_loop().call_later(delay_s, self._look)
+        self._watch = asyncio.get_running_loop().call_later(min(delay_s, _LOOK_S), self._look)
 
     def _look(self) -> None:
         """One timer for many reads: it finds out whether it is too early when it fires."""
@@ -313,6 +312,11 @@ class Exchange:
         if self._cut_by is not None:
             return UpstreamLost(self._cut_by)
         return UpstreamLost(_kind_of(error), type(error).__name__)
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO:
+    """A file is written piece by piece, bytes in one go."""
+    return body if len(body) <= _LARGE_BODY_BYTES else io.BytesIO(body)
 
 
 def _kind_of(error: Exception) -> LossKind:

@@ -89,6 +89,17 @@ class Cleaner:
         return message[:_LONGEST_MESSAGE].strip()
 
 
+def answer_too_long() -> ApiError:
+    """The exception that more than the gateway takes means. Another server would most likely say as
+    much: it is not asked, and nobody is to blame."""
+    return ApiError(
+        502,
+        "The model's server answered with more than this gateway takes.",
+        type="server_error",
+        code="upstream_error",
+    )
+
+
 def judge(status: int, retry_after: str | None, body: bytes, cleaner: Cleaner) -> Exception:
     """The exception that an answer other than 200 means: ApiError if the client's own mistake."""
     if status in _CLIENTS_OWN:

@@ -13,11 +13,13 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from cache.hashing import chain_root
+from gateway.cache_scope import scope_of
 from gateway.remote.body import RelayBody
 from gateway.tenants import Tenant
 
 _SALT_TAG = b"forebay/remote-salt/1"
 _REMEMBERED = 1 << 16
+_UNDIVIDED = 1 << 12
 
 
 class CacheTerms(NamedTuple):
@@ -37,13 +39,15 @@ class Isolation:
         self._secret = secret
         self._identity = tokenizer_identity
         self._root_of: OrderedDict[str, bytes] = OrderedDict()
+        self._undivided: dict[str, str] = {}
+        """Salts of whole tenants, by their names: what most requests get."""
 
     def terms(self, tenant: Tenant, body: RelayBody) -> CacheTerms:
         """The request's terms. One that may share with nobody gets a salt of its own."""
         scope = scope_of(tenant, body.user, body.narrowing)
         if scope is None:
             return CacheTerms(None, secrets.token_hex(32))
-        salt = _salt(self._secret, tenant.id, scope)
+        salt = self._salt_of(tenant.id, scope)
         root = self._root_of.get(salt)
         if root is not None:
             self._root_of.move_to_end(salt)
@@ -57,21 +61,15 @@ class Isolation:
         """The root of the chains that are kept under a salt, if it was used lately."""
         return self._root_of.get(salt)
 
-
-def scope_of(
-    tenant: Tenant, user: str | None, narrowing: tuple[tuple[str, str], ...]
-) -> str | None:
-    """Within what a request shares KV inside its tenant, written as for the engines of our own;
-    None: with nobody."""
-    parts: list[tuple[str, str]] = []
-    if tenant.cache_scope == "none":
-        return None
-    if tenant.cache_scope == "user":
-        if user is None:
-            return None
-        parts.append(("user", user))
-    parts += narrowing
-    return "".join(f"{name}:{len(value)}:{value};" for name, value in parts)
+    def _salt_of(self, tenant: str, scope: str) -> str:
+        if scope:
+            return _salt(self._secret, tenant, scope)
+        salt = self._undivided.get(tenant)
+        if salt is None:
+            if len(self._undivided) >= _UNDIVIDED:
+                self._undivided.clear()
+            salt = self._undivided[tenant] = _salt(self._secret, tenant, scope)
+        return salt
 
 
 def _salt(secret: bytes, tenant: str, scope: str) -> str:

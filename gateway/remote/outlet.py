@@ -6,8 +6,8 @@ the first event, or when there has been silence for so long that something must 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
-from time import monotonic
 from types import TracebackType
 
 from gateway.http_call import Header, HttpCall
@@ -25,9 +25,13 @@ class Outlet:
         self._headers = headers
         self._times = times
         self._events: EventStream | None = None
-        self._must_open_s = monotonic() + times.heartbeat_s
+        self._opening: asyncio.Task[EventStream] | None = None
 
     async def __aenter__(self) -> Outlet:
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(
+            self._times.heartbeat_s, self._open_meanwhile
+        )
         return self
 
     async def __aexit__(
@@ -36,31 +40,41 @@ class Outlet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait((self._opening,))
+            if not self._opening.cancelled():
+                self._opening.exception()  # whoever sent something has heard of it
         if self._events is not None:
             await self._events.__aexit__(kind, error, trace)
 
     @property
     def opened(self) -> bool:
-        """Whether the client has a status already."""
-        return self._events is not None
-
-    @property
-    def patience_s(self) -> float:
-        """How long it may stay closed."""
-        return max(0.0, self._must_open_s - monotonic())
-
-    async def open(self) -> EventStream:
-        """Send status and headers, once; comments follow by themselves while there is nothing to
-        say."""
-        if self._events is None:
-            stream = EventStream(self._call, self._headers(), self._times)
-            self._events = await stream.__aenter__()
-        return self._events
+        """Whether the client has a status already, or is being sent one."""
+        return self._events is not None or self._opening is not None
 
     async def send(self, frames: bytes | bytearray) -> None:
         """Send whole events."""
-        await (self._events or await self.open()).send(frames)
+        await (self._events or await self._opened()).send(frames)
 
     async def end(self, frames: bytes | bytearray) -> None:
         """Send the last events and with them the answer's end."""
-        await (self._events or await self.open()).end(frames)
+        await (self._events or await self._opened()).end(frames)
+
+    def _open_meanwhile(self) -> None:
+        """The client has waited long: it gets its stream now, and comments while there is nothing
+        to say."""
+        self._opening = asyncio.create_task(self._open())
+
+    async def _opened(self) -> EventStream:
+        self._timer.cancel()
+        if self._opening is not None:
+            await self._opening
+        return self._events or await self._open()
+
+    async def _open(self) -> EventStream:
+        """Send status and headers."""
+        stream = EventStream(self._call, self._headers(), self._times, self._task)
+        self._events = await stream.__aenter__()
+        return stream

@@ -187,7 +187,11 @@ class Prober:
                 self._client.stream("GET", url) as response,
             ):
                 body = bytearray()
-                async for piece in response.aiter_bytes():
+                encoding = response.headers.get("content-encoding", "identity")
+                if encoding.lower() != "identity":
+                    # a few bytes of it could become any number
+                    raise _Unwell("answers in an encoding that was not asked for")
+                async for piece in response.aiter_raw():
                     body += piece
                     if len(body) > limit_bytes:
                         raise _Unwell("answers more than a probe can take")

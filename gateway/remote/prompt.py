@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import orjson
 
@@ -44,8 +44,7 @@ _SHAPES_THE_PROMPT = (
 """Chats with any of these are rendered in ways that we do not know."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedPrompt:
+class RoutedPrompt(NamedTuple):
     """`tokens` are exact if they were counted with the model's own tokenizer, else an estimate, in
     whose unit the prefix's links are too."""
 

@@ -61,6 +61,8 @@ _REFUSED: Mapping[str, tuple[str, _Harmless]] = {
 
 _EXTRAS = "vllm_xargs"
 """vLLM puts what is in there where it also puts `kv_transfer_params`: under the same names."""
+_REPORT_MODE = "kv_cache_report_mode"
+"""Of what is in there, it changes what vLLM tells of the request's KV, by which it is followed."""
 
 
 def refuse_servers_own(fields: Fields) -> None:
@@ -75,8 +77,13 @@ def without_servers_own(values: Mapping[str, object]) -> dict[str, object]:
     """A copy without such fields: what asks for nothing at one server may ask for something at
     another, as a priority of 0 does where requests without one come last."""
     if _REFUSED.keys().isdisjoint(values):
-        return dict(values)
-    return {name: value for name, value in values.items() if name not in _REFUSED}
+        kept = dict(values)
+    else:
+        kept = {name: value for name, value in values.items() if name not in _REFUSED}
+    extras = kept.get(_EXTRAS)
+    if isinstance(extras, dict) and _REPORT_MODE in extras:
+        kept[_EXTRAS] = {name: value for name, value in extras.items() if name != _REPORT_MODE}
+    return kept
 
 
 def _refuse(fields: Fields) -> None:

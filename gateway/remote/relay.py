@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from random import Random
 from time import monotonic
 from typing import NoReturn
@@ -52,7 +51,7 @@ async def relay(
     body = read_body(values, endpoint.name)
     cache = model.isolation.terms(tenant, body)
     prompt = await routed_prompt(body, model, cache.chain_root)
-    relayed = request.relayed = Relayed(choices=body.choices)
+    relayed = request.relayed = Relayed(choices=body.choices, stream=body.stream)
     routing = request.snapshot.settings.routing
     course = Course(
         model.router,
@@ -67,6 +66,7 @@ async def relay(
         tenant=tenant,
         request_id=request.call.request_id,
         salt=cache.salt,
+        alone=cache.chain_root is None,
         seed=_seeds.getrandbits(_SEED_BITS),
         secret=secret,
     )
@@ -96,15 +96,15 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
     """Nothing has gone to the client until all is there: whatever is lost is asked for again."""
     answer: WholeAnswer | None = None
     while answer is None:
-        with ExitStack() as scope:
-            placement = await course.place(scope, had_begun=False)
-            with course.noting_failures(placement):
-                answer = await read_whole(
-                    Attempt(errand, placement, course.predicted_ttft_s), model.name
-                )
+        async with course.at_a_replica(had_begun=False) as placement:
+            answer = await read_whole(
+                Attempt(errand, placement, course.predicted_ttft_s), model.name
+            )
     _note_usage(request, errand, answer.usage)
     cached = 0 if answer.usage is None else answer.usage.cached_tokens or 0
-    headers = [*_receipt(request, course), (b"x-forebay-cached-tokens", b"%d" % cached)]
+    headers = _receipt(request, course)
+    if request.shows_receipt:
+        headers.append((b"x-forebay-cached-tokens", b"%d" % cached))
     await request.call.answer(200, answer.body, headers=headers)
 
 
@@ -118,16 +118,14 @@ async def _stream(
         try:
             whole = False
             while not whole:
-                with ExitStack() as scope:
-                    placement = await course.place(scope, had_begun=chunks.has_content)
-                    with course.noting_failures(placement):
-                        await relay_stream(
-                            Attempt(errand, placement, course.predicted_ttft_s),
-                            chunks,
-                            outlet,
-                            request,
-                        )
-                        whole = True
+                async with course.at_a_replica(had_begun=chunks.has_content) as placement:
+                    await relay_stream(
+                        Attempt(errand, placement, course.predicted_ttft_s),
+                        chunks,
+                        outlet,
+                        request,
+                    )
+                    whole = True
                 if not whole:
                     chunks.begin_again()
             _note_usage(request, errand, chunks.usage)
@@ -157,6 +155,9 @@ def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -
 
 
 def _receipt(request: Request, course: Course) -> list[Header]:
+    """As of our own models (`gateway.delivery`)."""
+    if not request.shows_receipt:
+        return []
     receipts = request.relayed.receipts if request.relayed is not None else []
     headers = [(b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s))]
     if receipts:

@@ -87,7 +87,10 @@ class RemoteReplica:
         self._running = 0
         self._mean_prompt_tokens = 0.0
         self._process_started_s: float | None = None
+        self._has_served = False
         self._was_away = False
+        self.isolation_failures = 0
+        """Answers whose prompts came from a cache that their requests were to share with nobody."""
         self._misconfigured = 0
         self._held_until_s = float("-inf")
         self._scope = AsyncExitStack()
@@ -171,6 +174,19 @@ class RemoteReplica:
         if token_gap_s is not None:
             self._cost.observe_next_tokens(self._running, token_gap_s)
 
+    def kept_nobody_apart(self) -> None:
+        """A prompt that shares KV with nobody came from the cache there: the server passes over
+        what keeps tenants apart, for all of them. Said once, and counted."""
+        self.isolation_failures += 1
+        if self.isolation_failures == 1:
+            _log.error(
+                "remote replica does not keep tenants apart in its prompt cache",
+                replica=self.name,
+                engine=self.engine,
+                reason="a request that shares with nobody was told to have cached tokens: see "
+                "whether this version of the server honours cache salts",
+            )
+
     def lost(self, error: UpstreamLost, request_id: str) -> None:
         """A request was lost there: it is logged, and the server probed at once."""
         _log.warning(
@@ -203,7 +219,7 @@ class RemoteReplica:
         # reading the system's certificates takes tens of milliseconds: not for plain HTTP
         verify = self._url.startswith("https:")
         return httpx.AsyncClient(
-            headers=self._authorization,
+            headers={**self._authorization, "accept-encoding": "identity"},
             verify=ssl.create_default_context() if verify else False,
             trust_env=False,
             follow_redirects=False,
@@ -218,9 +234,10 @@ class RemoteReplica:
             if self._was_away and self._process_started_s is None:
                 # it does not tell whether it is the same process: better cold than wrongly warm
                 self._restarted()
+            self._has_served = True
             self._was_away = False
         else:
-            self._was_away = True
+            self._was_away = self._has_served
             if silent_since_s is not None:
                 # what was silent all the while will not speak any more
                 self._connections.cut_silent(silent_since_s, LossKind.DOWN)

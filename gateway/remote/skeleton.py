@@ -9,7 +9,8 @@ chunk with another text.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 from typing import Any
 
 import orjson
@@ -24,37 +25,50 @@ _TEXT_KEYS = ("content", "text", "reasoning_content")
 class Skeleton:
     """Such a chunk. `pieces` are those of the field that its text belongs to."""
 
-    __slots__ = ("_after", "_before", "_out_after", "_out_before", "_shortest", "pieces")
+    __slots__ = ("_after", "_before", "_between", "_out_after", "_out_before", "pieces")
 
     def __init__(
         self, before: bytes, after: bytes, out: tuple[bytes, bytes], pieces: list[str]
     ) -> None:
         self._before = before
         self._after = after
-        self._shortest = len(before) + len(after)
         self._out_before, self._out_after = out
+        self._between = self._out_after + self._out_before
         self.pieces = pieces
 
-    def take(self, data: bytes) -> bytes | None:
-        """The client's event for a chunk that differs in its text alone, whose text is added to the
-        pieces; None for any other."""
-        if (
-            len(data) <= self._shortest
-            or not data.startswith(self._before)
-            or not data.endswith(self._after)
-        ):
-            return None
-        raw = data[len(self._before) : len(data) - len(self._after)]
-        if b'"' in raw or b"\\" in raw:
-            return None
-        try:
-            text = raw.decode()
-        except UnicodeDecodeError:
-            return None
-        if not text.isprintable():  # control characters, and what some clients take for line ends
-            return None
-        self.pieces.append(text)
-        return self._out_before + raw + self._out_after
+    def take(self, events: Sequence[bytes], start: int, frames: bytearray) -> int:
+        """How many chunks, from `start` on, differ in their texts alone. The client's events for
+        them are added to `frames`, their texts to the pieces."""
+        before, after = self._before, self._after
+        from_, to = len(before), -len(after)
+        shortest = from_ + len(after)
+        texts: list[bytes] = []
+        for data in islice(events, start, None):
+            if len(data) <= shortest or not data.startswith(before) or not data.endswith(after):
+                break
+            texts.append(data[from_:to])
+        if not texts:
+            return 0
+        if not _needs_no_escape(b" ".join(texts)):
+            texts = list(takewhile(_needs_no_escape, texts))
+            if not texts:
+                return 0
+        self.pieces.append(b"".join(texts).decode())
+        frames += self._out_before
+        frames += self._between.join(texts)
+        frames += self._out_after
+        return len(texts)
+
+
+def _needs_no_escape(raw: bytes) -> bool:
+    """Whether these bytes stand for themselves between the quotes of a JSON string, and hold no
+    control characters nor what some clients take for the end of a line."""
+    if b'"' in raw or b"\\" in raw:
+        return False
+    try:
+        return raw.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 def text_field(choice: Mapping[str, Any]) -> tuple[str, str] | None:

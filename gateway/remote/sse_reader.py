@@ -5,7 +5,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 
 from __future__ import annotations
 
-from gateway.remote.failures import LossKind, UpstreamLost
+from gateway.remote.failures import answer_too_long
 
 MAX_EVENT_BYTES = 1 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -29,8 +29,8 @@ class SseReader:
         self._started = False
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of the events that end in this piece. Raises UpstreamLost for a line, or an
-        event, of more than the limit."""
+        """The data of the events that end in this piece. Raises a 502 ApiError for a line, or
+        an event, of more than the limit."""
         if not self._started:
             if len(self._rest) + len(piece) < len(_BOM):
                 self._rest += piece
@@ -49,7 +49,7 @@ class SseReader:
             lines[0] = self._rest + lines[0]
         self._rest = lines.pop()
         if len(self._rest) > self._limit_bytes:
-            raise _too_long()
+            raise answer_too_long()
         events: list[bytes] = []
         for line in lines:
             if line.startswith(b"data:"):
@@ -68,7 +68,7 @@ class SseReader:
         self._data.append(value)
         self._data_bytes += len(value) + 1
         if self._data_bytes > self._limit_bytes:
-            raise _too_long()
+            raise answer_too_long()
 
     def _with_line_feeds(self, piece: bytes) -> bytes:
         """The piece with every line's end as LF. A CR at its end is one already; the LF that may
@@ -91,7 +91,3 @@ def _plain_events(piece: bytes) -> list[bytes] | None:
         if not event.startswith(b"data: "):
             return None
     return [event[6:] for event in events]
-
-
-def _too_long() -> UpstreamLost:
-    return UpstreamLost(LossKind.GARBAGE, "an event is too long")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gateway.errors import ApiError
 from gateway.remote.attempt import Attempt, require_content_type
 from gateway.remote.chunks import Chunks
@@ -26,48 +24,33 @@ async def relay_stream(attempt: Attempt, chunks: Chunks, outlet: Outlet, request
     came before that has gone to the client.
     """
     try:
-        exchange, piece = await _first_piece(attempt, outlet)
-        await _pass_on(attempt, exchange, piece, chunks, outlet, request)
+        exchange = await attempt.open()
+        require_content_type(exchange, "text/event-stream")
+        await _pass_on(attempt, exchange, chunks, outlet, request)
         attempt.finish(chunks.usage)
     finally:
         attempt.close()
 
 
-async def _first_piece(attempt: Attempt, outlet: Outlet) -> tuple[Exchange, bytes]:
-    """The head and first bytes of the answer. A client that has waited long for them gets its
-    stream opened meanwhile."""
-    task = asyncio.create_task(_open(attempt))
-    try:
-        if not outlet.opened:
-            done, _ = await asyncio.wait((task,), timeout=outlet.patience_s)
-            if not done:
-                await outlet.open()
-        return await task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait((task,))
-            if not task.cancelled():
-                task.exception()  # nobody is left to hear of it
-
-
-async def _open(attempt: Attempt) -> tuple[Exchange, bytes]:
-    exchange = await attempt.open()
-    require_content_type(exchange, "text/event-stream")
-    return exchange, await exchange.read()
-
-
 async def _pass_on(
     attempt: Attempt,
     exchange: Exchange,
-    piece: bytes,
     chunks: Chunks,
     outlet: Outlet,
     request: Request,
 ) -> None:
     reader = SseReader()
+    piece = await exchange.read()
+    last_event_s = exchange.last_heard_s
     while True:
-        frames, failure = _take(attempt, reader, piece, chunks, request)
+        events, frames, failure = _take(attempt, reader, piece, chunks, request)
+        if events:
+            last_event_s = exchange.last_heard_s
+        elif failure is None and piece:
+            # comments are a sign of life, but not for ever
+            longest_s = _USAGE_S if chunks.complete else attempt.placement.replica.times.whole_s
+            if exchange.last_heard_s - last_event_s > longest_s:
+                failure = UpstreamLost(LossKind.STALLED, "nothing but comments")
         if not piece or chunks.said_done or failure is not None:
             if chunks.complete:  # nothing of it can be missing, whatever came after it
                 await outlet.end(frames + chunks.ending())
@@ -77,8 +60,6 @@ async def _pass_on(
             raise failure or UpstreamLost(LossKind.ENDED_EARLY)
         if frames:
             await outlet.send(frames)
-        elif not outlet.opened and outlet.patience_s == 0:
-            await outlet.open()
         if chunks.complete:
             exchange.be_patient(_USAGE_S)
         try:
@@ -91,16 +72,16 @@ async def _pass_on(
 
 def _take(
     attempt: Attempt, reader: SseReader, piece: bytes, chunks: Chunks, request: Request
-) -> tuple[bytearray, Exception | None]:
-    """The client's events from a piece of the server's, up to the one that fails, if one does."""
+) -> tuple[int, bytearray, Exception | None]:
+    """How many events there are in a piece of the server's, and the client's for them, up to the
+    one that fails, if one does."""
     frames = bytearray()
+    events: list[bytes] = []
     failure: Exception | None = None
     before = chunks.content_events
-    cleaner = attempt.placement.replica.cleaner
     try:
         events = reader.feed(piece)
-        for data in events:
-            frames += chunks.take(data, cleaner)
+        chunks.take(events, attempt.placement.replica.cleaner, frames)
         if events and chunks.has_content:
             attempt.note_tokens(len(events))
     except (UpstreamLost, ApiError, AnswerDiffers) as error:
@@ -111,4 +92,4 @@ def _take(
             # what is known should the answer break off: its usage comes at its end
             request.relayed.prompt_tokens = attempt.prompt_tokens
             request.relayed.completion_tokens = chunks.content_events
-    return frames, failure
+    return len(events), frames, failure

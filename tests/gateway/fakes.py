@@ -18,6 +18,7 @@ from engine.report import EngineStats
 from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
 from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable, TokenStream
+from gateway.replicas.in_process import HUNG_AFTER_S
 from policies.cost import Coefficients
 
 COST = Coefficients(
@@ -136,7 +137,8 @@ class ScriptedReplica:
                 self.aborted.append(request.request_id)
 
     def health(self) -> Health:
-        return Health(Condition.SERVING if self.alive else Condition.DOWN)
+        stuck = self.open and self.last_step_age_s > HUNG_AFTER_S
+        return Health(Condition.SERVING if self.alive and not stuck else Condition.DOWN)
 
     def coefficients(self) -> Coefficients:
         return COST

@@ -5,19 +5,37 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import httpx
 import pytest
 
 from cache.block import NOBODY, Tier
+from cache.directory import Directory
 from cache.hashing import owner_tags
 from cache.report import CacheStats, Erased, TenantShare, TierStats
+from gateway.dispatch.router import Router
 from gateway.lifecycle import Phase
 from gateway.named_cache_store import MemoryStore
+from gateway.remote.model import make_remote_model
+from gateway.remote.replica import RemoteReplica
+from gateway.replica import ReplicaUnavailable
 from gateway.settings import Settings
+from policies.routing_policies import PredictedTtft
 from tests.gateway.fakes import ScriptedReplica
-from tests.gateway.stage import ADMIN, CHAT, COMPLETIONS, K1, K2, SECRET, Stage, error_of, prompt
+from tests.gateway.stage import (
+    ADMIN,
+    CHAT,
+    COMPLETIONS,
+    K1,
+    K2,
+    SECRET,
+    Observer,
+    Stage,
+    error_of,
+    prompt,
+)
 from tests.gateway.stage import chat as chat_body
 from tests.gateway.stage import tenant as tenant_of
 
@@ -239,6 +257,7 @@ async def test_tiers_that_are_off_are_nothing_to_complain_about() -> None:
     assert response.status_code == 200
     assert response.json() == {
         "complete": True,
+        "not_covered": [],
         "models": {"m": {"device": 3}, "org/other": {"device": 3}},
     }
 
@@ -317,3 +336,38 @@ async def cached(stage: Stage, key: str, **fields: Any) -> int:
     assert response.status_code == 200, response.text
     count: int = response.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     return count
+
+
+async def test_what_nobody_could_be_asked_to_erase_is_not_called_erased() -> None:
+    """A worker that is down has lost its own tiers, but Redis holds what it wrote there."""
+    down = KeptReplica(alive=False, tiers=(), removed=ReplicaUnavailable("The worker is down."))
+    stage = staged(down)
+    response = await ask(stage, "DELETE", "/admin/tenants/acme/cache")
+    assert (response.status_code, response.json()["complete"]) == (503, False)
+    assert "no replica could be asked" in response.json()["error"]["message"]
+
+
+async def test_a_worker_that_can_be_asked_erases_redis_for_one_that_is_down() -> None:
+    tiers = (TierStats(Tier.DEVICE, total=10, free=10), TierStats(Tier.REDIS))
+    well = KeptReplica(name="m/1", tiers=tiers, removed=Erased(2, 0, 3))
+    stage = Stage(
+        replica=KeptReplica(alive=False, tiers=(), removed=ReplicaUnavailable("down")),
+        other_replicas=[well],
+    )
+    response = await ask(stage, "POST", "/admin/cache/flush")
+    assert (response.status_code, response.json()["complete"]) == (200, True)
+    assert response.json()["models"]["m"] == {"device": 2, "redis": 3}
+
+
+async def test_models_that_run_elsewhere_are_said_not_to_be_covered() -> None:
+    stage = staged(KeptReplica(removed=Erased(3, 0, None)))
+    router: Router[RemoteReplica] = Router(
+        "far", Directory(), PredictedTtft(), "predicted-ttft", Random(0), Observer(stage.metrics)
+    )
+    stage.models.add(make_remote_model("far", router, SECRET, 1))
+    for method, path in (("DELETE", "/admin/tenants/acme/cache"), ("POST", "/admin/cache/flush")):
+        answer = (await ask(stage, method, path)).json()
+        assert (answer["complete"], answer["not_covered"]) == (True, ["far"])
+        assert "far" not in answer["models"]
+    one = (await ask(stage, "POST", "/admin/cache/flush", model="m")).json()
+    assert one["not_covered"] == []

@@ -270,3 +270,13 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_counts(path, bod
     assert str(tokens) in error["message"]
     assert stage.replica.requests == []
     assert stage.metric("forebay_prompt_tokens_total") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_tenant_may_be_shown_no_receipt(stream):
+    stage = Stage(tenants={K1: tenant("acme", sees_receipt=False), K2: tenant("beta")})
+    hidden = await stage.post(CHAT, chat(stream=stream))
+    shown = await stage.post(CHAT, chat(stream=stream), K2)
+    assert hidden.status_code == shown.status_code == 200
+    assert not [name for name in hidden.headers if name.startswith("x-forebay")]
+    assert shown.headers["x-forebay-replica"] == "fake/0"

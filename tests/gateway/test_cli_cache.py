@@ -172,3 +172,11 @@ def test_another_server_at_the_address(body: bytes, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == (
         f"forebay: what answers at {url}/admin/cache is not forebay\n"
     )
+
+
+def test_models_that_run_elsewhere_are_named(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gateway.stage.models, "remote_names", lambda: ["far"])
+    assert run(["cache", "erase", "acme", "--url", gateway.url]) == 0
+    assert "far: not covered: it runs on servers that were not asked\n" in capsys.readouterr().out

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.credentials import admin_key_digest, build_key_ring, known_secrets, server_secret
+from gateway.credentials import (
+    admin_key_digest,
+    build_key_ring,
+    known_secrets,
+    server_secret,
+    weakness_of_secret,
+)
 from gateway.errors import ApiError
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
@@ -98,3 +104,21 @@ def test_passwords_in_redis_urls_are_known_secrets() -> None:
     redis = {"url": "redis://:first%2F@h", "kv_url": "rediss://me:second@h"}
     settings = settings_of().model_copy(update={"redis": RedisSettings.model_validate(redis)})
     assert known_secrets(settings, {}) == {"first%2F", "first/", "second"}
+
+
+@pytest.mark.parametrize(("secret", "weak"), [("s" * 15, True), ("s" * 16, False), (None, False)])
+def test_a_short_secret_is_said_to_be_weak_and_not_shown(secret: str | None, weak: bool) -> None:
+    environ = {} if secret is None else {"MY_SECRET": f" {secret} "}
+    said = weakness_of_secret(settings_of(secret_env="MY_SECRET"), environ)
+    assert (said is not None) == weak
+    if said is not None:
+        assert said.startswith("MY_SECRET has fewer than 16 characters")
+        assert "sss" not in said
+
+
+def test_a_tenant_sees_its_receipts_unless_it_is_not_to() -> None:
+    one = {"id": "a", "keys": [{"env": "A"}]}
+    other = {"id": "b", "keys": [{"env": "B"}], "receipt": "off"}
+    ring = build_key_ring(settings_of(one, other), {"A": "key-a", "B": "key-b"})
+    assert ring.authenticate("Bearer key-a").sees_receipt
+    assert not ring.authenticate("Bearer key-b").sees_receipt

@@ -6,9 +6,11 @@ import asyncio
 import time
 
 from cache.block import Tier
+from cache.directory import Directory
 from engine.report import EngineStats, StepReport
 from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
+from gateway.news.fleet_news import LocalNews
 
 SECRET = b"server secret"
 STATS = EngineStats(
@@ -159,3 +161,10 @@ async def test_a_stall_of_the_event_loop_is_seen() -> None:
     assert seen['forebay_event_loop_lag_seconds_bucket{le="+Inf"}'] >= 3
     await asyncio.sleep(0.02)
     assert values(metrics) == seen  # nothing goes on outside the scope
+
+
+def test_servers_that_do_not_keep_tenants_apart_are_counted() -> None:
+    metrics = make()
+    metrics.fleet.watch(Directory().stats, LocalNews(), dict, lambda: {"far/gpu-1:9001": 2})
+    series = 'forebay_remote_isolation_failures_total{replica="far/gpu-1:9001"}'
+    assert values(metrics)[series] == 2

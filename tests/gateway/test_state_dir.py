@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,3 +69,24 @@ def test_private_directories_are_for_their_owner_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="file/redis: cannot be made"):
         StateDir(tmp_path / "file").private_directory("redis")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "state"
+    path.mkdir()
+    (path / "server-secret").write_text("planted")
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"others can write to .*chmod go-w {path}$"):
+        StateDir.open({"FOREBAY_STATE_DIR": str(path)})
+    path.chmod(mode & ~0o022)
+    assert StateDir.open({"FOREBAY_STATE_DIR": str(path)}).path == path
+
+
+def test_somebody_elses_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    with pytest.raises(ConfigError, match=rf"{tmp_path} belongs to user {other - 1}, .* {other},"):
+        StateDir.open({"FOREBAY_STATE_DIR": str(tmp_path)})

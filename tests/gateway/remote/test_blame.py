@@ -83,6 +83,41 @@ async def test_a_server_that_fails_what_another_answers_is_left_alone():
     assert member.breaker.opened
 
 
+async def one_huge_event(received: Received) -> None:
+    await received.begin_stream()
+    for _ in range(20):
+        await received.piece(b"data: " + b"x" * 100_000)
+    await received.gone()
+
+
+async def a_huge_body(received: Received) -> None:
+    await received.answer(200, whole("x" * 5000))
+
+
+@pytest.mark.parametrize("script", [one_huge_event, a_huge_body])
+async def test_more_than_the_gateway_takes_is_asked_for_once_and_blames_nobody(script, monkeypatch):
+    monkeypatch.setattr("gateway.remote.whole.MAX_ANSWER_BYTES", 4096)
+    upstreams = [Upstream([script]), Upstream([script])]
+    stream = script is one_huge_event
+    async with staged(*upstreams) as stage:
+        answers = [await stage.post(chat(stream=stream)) for _ in range(4)]
+        assert {answer.status for answer in answers} == {502}
+        assert {answer.json["error"]["code"] for answer in answers} == {"upstream_error"}
+        assert sum(len(upstream.received) for upstream in upstreams) == len(answers)
+        assert all(member.breaker.opened == 0 for member in stage.router.members)
+        assert all(member.load.sequences == 0 for member in stage.router.members)
+
+
+async def test_an_error_that_is_too_long_still_says_whose_it_is():
+    async def refuses(received: Received) -> None:
+        await received.answer(400, {"error": {"message": "x" * 100_000}})
+
+    async with staged(Upstream([refuses])) as stage:
+        answer = await stage.post(chat())
+    assert answer.status == 400
+    assert answer.json["error"]["message"] == "The model's server refuses this request."
+
+
 @pytest.mark.parametrize("word", ["a", "a.", "sk-", "[0", "1.", "http://", "bearer "])
 def test_a_long_message_takes_no_time(word):
     cleaner = Cleaner(secrets=["key"], hosts=["h:1", "h"], served_model="s", model="m")

@@ -43,6 +43,12 @@ def chunks_of(body: dict) -> Chunks:
     return Chunks(read_body(body, "chat"), "m")
 
 
+def taken(chunks: Chunks, *events: bytes) -> bytes:
+    frames = bytearray()
+    chunks.take(events, CLEANER, frames)
+    return bytes(frames)
+
+
 def as_chunk(index: int, delta: dict, finish: str | None = None, **more: object) -> dict:
     choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
     return {"id": "i", "created": 1, "model": "served", "choices": [choice], **more}
@@ -55,7 +61,7 @@ def test_every_chunk_arrives_as_it_was_sent_under_our_name(pieces, writer, name)
     sent = [as_chunk(0, {name: piece}) for piece in pieces]
     said = ""
     for chunk in sent:
-        frame = chunks.take(write(chunk), CLEANER)
+        frame = taken(chunks, write(chunk))
         assert frame.decode().splitlines() == [frame.decode()[:-2], ""]
         got = orjson.loads(frame.removeprefix(b"data: "))
         assert got == {**chunk, "model": "m"}
@@ -65,8 +71,37 @@ def test_every_chunk_arrives_as_it_was_sent_under_our_name(pieces, writer, name)
     # what was said is remembered to the character, whichever way it went
     chunks.begin_again()
     again = as_chunk(0, {name: said + "!"})
-    last = orjson.loads(chunks.take(write(again), CLEANER).removeprefix(b"data: "))
+    last = orjson.loads(taken(chunks, write(again)).removeprefix(b"data: "))
     assert last["choices"][0]["delta"] == {name: "!"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, st.data())
+def test_chunks_that_come_together_are_the_same_as_one_by_one(pieces, data):
+    sent = [orjson.dumps(as_chunk(0, {"content": piece})) for piece in pieces]
+    one_by_one, together = chunks_of(chat(stream=True)), chunks_of(chat(stream=True))
+    expected = b"".join(taken(one_by_one, event) for event in sent)
+    got, start = b"", 0
+    while start < len(sent):
+        end = data.draw(st.integers(start + 1, len(sent)))
+        got += taken(together, *sent[start:end])
+        start = end
+    assert got == expected
+    assert together.content_events == one_by_one.content_events
+    together.begin_again()
+    said = "".join(pieces)
+    more = taken(together, orjson.dumps(as_chunk(0, {"content": said + "!"})))
+    assert orjson.loads(more.removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "!"}
+
+
+def test_half_a_character_in_each_of_two_chunks_is_no_text():
+    chunks = chunks_of(chat(stream=True))
+    chunk = orjson.dumps(as_chunk(0, {"content": "PLACE"}))
+    taken(chunks, chunk)
+    first, second = (chunk.replace(b"PLACE", half) for half in (b"\xc3", b"\xa9"))
+    with pytest.raises(UpstreamLost):
+        taken(chunks, chunk, first, second)
+    assert chunks.content_events == 2
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,7 +109,7 @@ def test_every_chunk_arrives_as_it_was_sent_under_our_name(pieces, writer, name)
 def test_choices_are_not_mixed_up(pieces):
     chunks, said = Chunks(read_body(chat(stream=True, n=3), "chat"), "m"), ["", "", ""]
     for index, piece in pieces:
-        frame = chunks.take(orjson.dumps(as_chunk(index, {"content": piece})), CLEANER)
+        frame = taken(chunks, orjson.dumps(as_chunk(index, {"content": piece})))
         choice = orjson.loads(frame.removeprefix(b"data: "))["choices"][0]
         said[choice["index"]] += choice["delta"]["content"]
     for index in range(3):
@@ -84,9 +119,9 @@ def test_choices_are_not_mixed_up(pieces):
 def test_a_chunk_that_differs_in_more_than_its_text_is_read_whole():
     chunks = chunks_of(chat(stream=True))
     for i in range(4):
-        chunks.take(orjson.dumps(as_chunk(0, {"content": f"a{i}"})), CLEANER)
+        taken(chunks, orjson.dumps(as_chunk(0, {"content": f"a{i}"})))
     assert not chunks.complete
-    end = chunks.take(orjson.dumps(as_chunk(0, {"content": "b"}, finish="stop")), CLEANER)
+    end = taken(chunks, orjson.dumps(as_chunk(0, {"content": "b"}, finish="stop")))
     assert b'"finish_reason":"stop"' in end
     assert chunks.complete
 
@@ -95,15 +130,15 @@ def test_a_chunk_that_differs_in_more_than_its_text_is_read_whole():
 def test_a_text_that_json_would_not_read_so_is_no_text(raw):
     chunks = chunks_of(chat(stream=True))
     chunk = orjson.dumps(as_chunk(0, {"content": "PLACE"}))
-    chunks.take(chunk, CLEANER)
+    taken(chunks, chunk)
     other = chunk.replace(b"PLACE", raw)
     try:
         expected = orjson.loads(other)
     except orjson.JSONDecodeError:
         with pytest.raises(UpstreamLost):
-            chunks.take(other, CLEANER)
+            taken(chunks, other)
     else:
-        got = orjson.loads(chunks.take(other, CLEANER).removeprefix(b"data: "))
+        got = orjson.loads(taken(chunks, other).removeprefix(b"data: "))
         assert got == {**expected, "model": "m"}
 
 
@@ -119,7 +154,7 @@ def test_a_usage_that_was_not_asked_for_is_taken_out_of_every_chunk(usage):
     chunks = chunks_of(chat(stream=True))
     for i in range(4):
         chunk = as_chunk(0, {"content": f"a{i}"}, usage=usage)
-        assert b"usage" not in chunks.take(orjson.dumps(chunk), CLEANER)
+        assert b"usage" not in taken(chunks, orjson.dumps(chunk))
 
 
 @pytest.mark.parametrize(
@@ -128,4 +163,4 @@ def test_a_usage_that_was_not_asked_for_is_taken_out_of_every_chunk(usage):
 )
 def test_what_is_no_chunk_is_a_loss(data):
     with pytest.raises(UpstreamLost):
-        chunks_of(chat(stream=True)).take(data, CLEANER)
+        taken(chunks_of(chat(stream=True)), data)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.peer import HEADER
 from gateway.remote.body import read_body, upstream_body
 from gateway.remote.isolation import Isolation
 from tests.gateway.remote.remote_stage import ACME, COMPLETIONS, SECRET, chat, staged
-from tests.gateway.remote.upstream import Upstream, answers, whole
+from tests.gateway.remote.upstream import Upstream, answers, usage, whole
 from tests.gateway.stage import tenant
 
 BETA = tenant("beta")
@@ -198,3 +199,44 @@ def test_what_clients_send_is_not_kept(monkeypatch):
     assert kept_bytes < 100_000
     known = [salt for salt in salts if isolation.root_of(salt) is not None]
     assert known == salts[-4:]
+
+
+NOBODY = tenant("n", "none")
+
+
+async def canaries_after(*calls, engine="vllm", cached=16):
+    """How often a server was found out that says it had so much cached, and what was logged."""
+    upstream = Upstream([answers(200, whole(usage=usage(20, 5, cached)))])
+    settings = {"engine": engine, "shared_cache": "accept"}
+    with capture_logs() as logs:
+        async with staged(upstream, settings=settings) as stage:
+            for who, fields in calls:
+                assert (await stage.post(chat(**fields), who=who)).status == 200
+            failures = stage.replicas[0].isolation_failures
+    errors = [line for line in logs if line["log_level"] == "error"]
+    return failures, errors
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "forebay"])
+async def test_a_server_that_passes_over_salts_is_found_out_and_named_once(engine):
+    failures, errors = await canaries_after((NOBODY, {}), (NOBODY, {}), engine=engine)
+    assert failures == 2
+    [line] = errors
+    assert "keep tenants apart" in line["event"]
+    assert line["replica"].startswith("m/127.0.0.1:")
+
+
+async def test_what_a_request_may_find_cached_proves_nothing():
+    calls = [(ACME, {}), (NOBODY, {"n": 2})]
+    assert await canaries_after(*calls) == (0, [])
+    assert await canaries_after((NOBODY, {}), engine="openai") == (0, [])
+    assert await canaries_after((NOBODY, {}), cached=0) == (0, [])
+    assert await canaries_after((NOBODY, {}), cached=None) == (0, [])
+
+
+async def test_what_a_lost_try_has_left_behind_proves_nothing():
+    lost_first = Upstream([answers(500, {}), answers(200, whole())])
+    async with staged(lost_first) as stage:
+        assert (await stage.post(chat(), who=NOBODY)).status == 200
+        assert len(stage.last.receipts()) == 2
+        assert stage.replicas[0].isolation_failures == 0

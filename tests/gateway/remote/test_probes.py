@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway.dispatch.member import Condition
 from gateway.remote.reported_load import ReportedLoad, foreign_load, parse_load
 from tests.gateway.remote.remote_stage import KEY, chat, staged
-from tests.gateway.remote.upstream import Upstream, answers, breaks_after, whole
+from tests.gateway.remote.upstream import Received, Upstream, answers, breaks_after, whole
 from tests.gateway.stage import eventually
 
 PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -130,3 +132,25 @@ def test_foreign_load_is_the_rest_and_never_negative(running, waiting, own_w, ow
     assert load.waiting >= 0
     assert load.running + load.waiting == max(0, running + waiting - own_w - own_r)
     assert load.pending_tokens == load.waiting * tokens
+
+
+async def test_probes_do_not_inflate_what_they_read():
+    """A few kilobytes can become any number."""
+
+    class Packed(Upstream):
+        async def _probe(self, received: Received) -> None:
+            packed = gzip.compress(b'{"data": [{"id": "served"}]}' + b" " * (1 << 20))
+            await received.answer(200, packed, content_encoding="gzip")
+
+    upstream = Packed()
+    async with staged(upstream) as stage:
+        health = stage.replicas[0].health()
+    assert health.condition is Condition.DOWN
+    assert "encoding" in health.reason
+    assert {probe.headers["accept-encoding"] for probe in upstream.probes} == {"identity"}
+
+
+async def test_probes_read_no_more_than_they_can_take(monkeypatch):
+    monkeypatch.setattr("gateway.remote.probes._MODELS_BYTES", 1000)
+    async with staged(Upstream(models=["served", "x" * 1000])) as stage:
+        assert "more than a probe can take" in stage.replicas[0].health().reason

@@ -14,13 +14,14 @@ from tests.gateway.remote.upstream import (
     Upstream,
     answers,
     chunk,
+    in_turn,
     sse,
     streams,
     usage,
     usage_chunk,
     whole,
 )
-from tests.gateway.stage import chunks, events, joined
+from tests.gateway.stage import chunks, events, joined, tenant
 
 
 async def test_a_whole_answer_comes_in_our_models_name():
@@ -211,3 +212,48 @@ async def test_the_client_that_waits_hears_comments_and_then_the_answer():
         await call.until("[DONE]")
     assert call.answer.status == 200
     assert joined(chunks(events(call.answer.text))) == "late"
+
+
+async def only_comments(received: Received) -> None:
+    await received.begin_stream()
+    while True:
+        await received.piece(b": still there\n\n")
+        await asyncio.sleep(0.05)
+
+
+async def test_comments_do_not_keep_a_stream_alive_for_ever():
+    upstreams = [Upstream([in_turn(only_comments, streams("a b"))]) for _ in range(2)]
+    upstreams[1].scripts = upstreams[0].scripts
+    async with staged(*upstreams) as stage:
+        answer = await stage.post(chat(stream=True))
+        first, second = stage.last.receipts()
+    assert joined(chunks(events(answer.text))) == "a b"
+    assert first.lost == "stalled"
+    assert second.lost is None
+
+
+async def test_comments_behind_a_whole_answer_do_not_hold_it_up(monkeypatch):
+    monkeypatch.setattr("gateway.remote.streaming._USAGE_S", 0.1)
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(chunk("a"), chunk(finish="stop")))
+        while True:
+            await received.piece(b": still there\n\n")
+            await asyncio.sleep(0.02)
+
+    async with staged(Upstream([script])) as stage:
+        answer = await stage.post(chat(stream=True))
+        [receipt] = stage.last.receipts()
+    assert joined(chunks(events(answer.text))) == "a"
+    assert receipt.lost is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_tenant_that_sees_no_receipt_learns_of_no_server(stream):
+    upstream = Upstream([streams() if stream else answers(200, whole())])
+    async with staged(upstream) as stage:
+        answer = await stage.post(chat(stream=stream), who=tenant(sees_receipt=False))
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.startswith("x-forebay")]
+    assert str(upstream.port) not in str(answer.headers)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.remote.failures import LossKind, UpstreamLost
+from gateway.errors import ApiError
 from gateway.remote.sse_reader import SseReader
 
 lines = st.text(
@@ -44,6 +44,6 @@ def test_an_error_line_is_an_error_event():
 
 @pytest.mark.parametrize("piece", [b"data: " + b"x" * 64, b"data: xxxxxxxx\n" * 8])
 def test_an_event_may_not_grow_without_end(piece):
-    with pytest.raises(UpstreamLost) as lost:
+    with pytest.raises(ApiError) as refusal:
         SseReader(limit_bytes=50).feed(piece)
-    assert lost.value.kind is LossKind.GARBAGE
+    assert refusal.value.status == 502
