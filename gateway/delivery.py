@@ -19,6 +19,8 @@ from gateway.wire.usage import Usage
 _log = structlog.get_logger("forebay.request")
 
 _RETRY_AFTER_S = 1
+_RECOVERY_S = 5
+"""About what a worker takes to be back."""
 
 
 async def stream_answer(
@@ -120,7 +122,8 @@ async def _collect_choices(request: Request) -> list[WholeChoice]:
 
 def engine_unavailable(error: ReplicaUnavailable) -> ApiError:
     """503 with the replica's own words, which are ours to show."""
-    return unavailable(str(error), code="engine_unavailable", retry_after_s=_RETRY_AFTER_S)
+    retry_after_s = _RETRY_AFTER_S if error.full else _RECOVERY_S
+    return unavailable(str(error), code="engine_unavailable", retry_after_s=retry_after_s)
 
 
 def _as_api_error(request: Request, error: Exception) -> ApiError | None:

@@ -35,10 +35,12 @@ class StatusPages:
         await call.answer_json({"status": "live"})
 
     async def ready(self, call: HttpCall) -> None:
-        """200 if a request sent now would be taken, else 503 with the reason."""
-        reason = self._unready_reason()
+        """200 if a request sent now would be taken, else 503 with the reason. One model that cannot
+        serve is no reason to send the others' requests elsewhere: it is named."""
+        down = [name for name, model in self._models.items() if not model.router.serves]
+        reason = self._unready_reason(down)
         if reason is None:
-            await call.answer_json({"status": "ready"})
+            await call.answer_json({"status": "ready", "not_serving": down})
         else:
             await call.answer_json(
                 {"status": "unready", "reason": reason},
@@ -57,14 +59,13 @@ class StatusPages:
         """Which forebay this is."""
         await call.answer_json({"version": __version__})
 
-    def _unready_reason(self) -> str | None:
+    def _unready_reason(self, down: list[str]) -> str | None:
         if self._lifecycle.draining:
             return "draining"
         if not self._lifecycle.ready:
             return "loading"
-        for name, model in self._models.items():
-            if not model.router.serves:
-                return f"no replica of {name} serves"
+        if len(down) == len(self._models):
+            return f"no replica of {', '.join(down)} serves"
         return None
 
     def _require_metrics_reader(self, call: HttpCall) -> None:

@@ -21,6 +21,11 @@ from gateway.replica import Replica, ReplicaUnavailable, TokenStream
 from policies.routing import RouteRequest
 
 
+_MOST_FRUITLESS = 2
+"""Replicas that one request may break down without a token of its own: it may be the request that
+breaks them, and the next would only be one more."""
+
+
 @dataclass(frozen=True, slots=True)
 class MoveTerms:
     """A sequence moves at most `moves` times, and waits at most `recovery_s` in all for a replica
@@ -62,6 +67,7 @@ class Run:
         self._generated: list[int] = list(request.generated_token_ids)
         self._moves = 0
         self._lost_by: set[str] = set()
+        self._fruitless = 0
         self._left = False
         self._stay = AsyncExitStack()
         self._placement: Placement[Replica]
@@ -167,7 +173,8 @@ class Run:
             # the next one may follow
             await self._stay.aclose()
             self._note_loss(lost)
-            if lost.full or self._moves >= self._terms.moves:
+            spent = self._moves >= self._terms.moves or self._fruitless >= _MOST_FRUITLESS
+            if lost.full or spent:
                 raise lost
             self._moves += 1
             try:
@@ -201,5 +208,6 @@ class Run:
         self._lost_by.add(placement.member.name)
         if lost.blames_replica:
             placement.lost(str(lost))
+            self._fruitless += not self._generated
         else:
             placement.receipt.lost = str(lost)

@@ -9,12 +9,15 @@ from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import (
     CHAT,
     COMPLETIONS,
+    K1,
+    K2,
     Stage,
     chat,
     chunks,
     error_of,
     joined,
     prompt,
+    tenant,
 )
 
 

@@ -63,16 +63,21 @@ async def test_without_a_fallback_there_is_none() -> None:
     assert int(response.headers["retry-after"]) >= 1
 
 
-async def test_readiness_is_off_when_no_replica_of_a_model_serves() -> None:
+async def test_readiness_is_off_when_no_replica_of_any_model_serves() -> None:
     stage = Stage(replica=ScriptedReplica(name="m/0"), other_replicas=[ScriptedReplica(name="m/1")])
     _ = stage.app
     first, second = stage.models["m"].router.members
     async with stage.client(None) as client:
         first.draining = True
-        assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.get("/health/ready")).json() == {"status": "ready", "not_serving": []}
         second.draining = True
+        ready = await client.get("/health/ready")  # the other model serves
+        assert (ready.status_code, ready.json()["not_serving"]) == (200, ["m"])
+        for member in stage.models["org/other"].router.members:
+            member.draining = True
         unready = await client.get("/health/ready")
-        assert (unready.status_code, unready.json()["reason"]) == (503, "no replica of m serves")
+        assert unready.status_code == 503
+        assert unready.json()["reason"] == "no replica of m, org/other serves"
         assert (await client.get("/health/live")).status_code == 200
 
 

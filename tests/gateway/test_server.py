@@ -18,8 +18,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.listening import PortUnavailable, base_url, check_tls, listen
+from gateway.reload import ConfigSource
+from gateway.server import serve
 from gateway.settings import TlsSettings
 from gateway.settings_errors import ConfigError
 from gateway.tenants import hash_key
@@ -377,3 +380,21 @@ def test_a_host_that_is_none_of_ours_is_named() -> None:
         listen("203.0.113.1", 0)
     with pytest.raises(PortUnavailable, match=r"^server\.host: no such host\. is not an address"):
         listen("no such host.", 0)
+
+
+def test_a_weak_secret_is_warned_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: object) -> None:
+        raise PortUnavailable("taken")
+
+    monkeypatch.setattr("gateway.server.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("gateway.server.listen", taken)
+    config = tmp_path / "forebay.yaml"
+    config.write_text(CONFIG.replace("PORT", "0"))
+    for secret, warnings in (("short", 1), ("long enough for us", 0)):
+        source = ConfigSource(config, {"FOREBAY_SECRET": secret}, {})
+        with capture_logs() as logs, pytest.raises(PortUnavailable):
+            serve(source, open_fleet=taken, make_app=taken)
+        assert [line["event"] for line in logs] == ["the server secret is weak"] * warnings
+        assert secret not in str(logs)

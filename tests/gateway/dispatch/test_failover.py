@@ -162,3 +162,11 @@ async def test_a_replica_that_keeps_losing_requests_is_left_alone_for_a_while() 
         replicas = (await client.get("/admin/replicas")).json()["replicas"]
     states = {r["replica"]: r["breaker"]["state"] for r in replicas if r["model"] == "m"}
     assert states == {"m/0": "open", "m/1": "closed"}
+
+
+async def test_a_request_that_breaks_every_replica_is_not_taken_to_all_of_them() -> None:
+    poisoned = [ScriptedReplica(name=f"m/{i}", dies_after=0) for i in range(4)]
+    stage = Stage(replica=poisoned[0], other_replicas=poisoned[1:])
+    response = await stage.post(CHAT, chat())
+    assert (response.status_code, int(response.headers["retry-after"])) == (503, 5)
+    assert sum(len(replica.requests) for replica in poisoned) == 2
