@@ -31,7 +31,7 @@ from gateway.news.fleet_news import FleetNews, LocalNews, OwnLoad
 from gateway.news.redis_news import open_news
 from gateway.redis_services import open_redis
 from gateway.remote.group import RemoteReplicas
-from gateway.remote.model import make_remote_model
+from gateway.remote.model import RemoteModel, make_remote_model
 from gateway.remote.replica import RemoteReplica
 from gateway.replica import Replica
 from gateway.replicas.context import LocalContext
@@ -197,6 +197,13 @@ class Fleet:
     async def _set_tenants(self, model: ModelSettings) -> None:
         if (local := self._local.get(model.name)) is not None:
             await local.set_tenants(self._settings.tenants)
+        served = self._models[model.name]
+        if isinstance(served, RemoteModel):
+            served.isolation.expect(self._undivided_tenants())
+
+    def _undivided_tenants(self) -> list[str]:
+        """Those all of whose prompts share KV, unless a request says otherwise."""
+        return [each.id for each in self._settings.tenants if each.cache.scope == "tenant"]
 
     async def _use_replicas(self, model: ModelSettings) -> None:
         drain_s = self._settings.server.drain_s
@@ -304,6 +311,8 @@ class Fleet:
             chat_template=template,
             max_context=settings.max_context if known else None,
         )
+        # servers tell at once what they hold
+        model.isolation.expect(self._undivided_tenants())
         remotes = self._remote[settings.name] = RemoteReplicas(
             settings.name, router, self._context.directory, self._environ, model.isolation.root_of
         )

@@ -13,7 +13,7 @@ from gateway.news.fleet_news import FleetNews
 
 
 class FleetCollector(Collector):
-    """Tells nothing until there is a fleet to ask."""
+    """Has no samples until there is a fleet to ask."""
 
     def __init__(self) -> None:
         self._read: Callable[[], DirectoryStats] | None = None
@@ -40,8 +40,7 @@ class FleetCollector(Collector):
             yield from _news(self._news)
         if followers := self._followers():
             yield from _kv_events(followers)
-        if failures := self._isolation_failures():
-            yield _isolation(failures)
+        yield _isolation(self._isolation_failures())
 
 
 def _directory(stats: DirectoryStats) -> Iterator[Metric]:

@@ -20,7 +20,6 @@ from gateway.dispatch.router import NoReplica, Placement, Router
 from gateway.replica import Replica, ReplicaUnavailable, TokenStream
 from policies.routing import RouteRequest
 
-
 _MOST_FRUITLESS = 2
 """Replicas that one request may break down without a token of its own: it may be the request that
 breaks them, and the next would only be one more."""

@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cache.hashing import chain_root
@@ -39,6 +40,7 @@ class Isolation:
         self._secret = secret
         self._identity = tokenizer_identity
         self._root_of: OrderedDict[str, bytes] = OrderedDict()
+        self._expected: Mapping[str, bytes] = {}
         self._undivided: dict[str, str] = {}
         """Salts of whole tenants, by their names: what most requests get."""
 
@@ -57,9 +59,18 @@ class Isolation:
             self._root_of.popitem(last=False)
         return CacheTerms(root, salt)
 
+    def expect(self, tenants: Iterable[str]) -> None:
+        """Know the salts of these tenants' undivided prompts, and no others', before they are used:
+        servers may hold such prompts since before this gateway began, or for another one."""
+        self._expected = {
+            self._salt_of(tenant, ""): chain_root(self._secret, tenant, "", self._identity)
+            for tenant in tenants
+        }
+
     def root_of(self, salt: str) -> bytes | None:
-        """The root of the chains that are kept under a salt, if it was used lately."""
-        return self._root_of.get(salt)
+        """The root of the chains that are kept under a salt, if it was used lately or is
+        expected."""
+        return self._root_of.get(salt) or self._expected.get(salt)
 
     def _salt_of(self, tenant: str, scope: str) -> str:
         if scope:

@@ -92,6 +92,20 @@ def test_roots_are_found_by_their_salts():
     assert isolation.terms(BETA, read_body(chat(), "chat")).chain_root != terms.chain_root
 
 
+def test_roots_of_whole_tenants_are_known_before_their_first_request():
+    before, began_later = Isolation(SECRET, "identity"), Isolation(SECRET, "identity")
+    whole = before.terms(ACME, read_body(chat(), "chat"))
+    part = before.terms(ACME, read_body(chat(cache_salt="s"), "chat"))
+    beta = before.terms(BETA, read_body(chat(), "chat"))
+    began_later.expect([ACME.id])
+    assert began_later.root_of(whole.salt) == whole.chain_root
+    assert began_later.root_of(part.salt) is None
+    assert began_later.root_of(beta.salt) is None
+    assert began_later.terms(ACME, read_body(chat(), "chat")) == whole
+    began_later.expect([BETA.id])
+    assert began_later.root_of(beta.salt) == beta.chain_root
+
+
 async def test_clients_own_cache_fields_go_no_further():
     upstream = Upstream([answers(200, whole())])
     fields = {"prompt_cache_key": "k", "extra_key": "e", "request_id": "r", "rid": "r"}
