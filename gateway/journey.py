@@ -77,8 +77,7 @@ class Journey:
         with settled(request, self._metrics, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
-            async with AsyncExitStack() as scope:
-                await scope.enter_async_context(ends_with_client(call))
+            async with ends_with_client(call), AsyncExitStack() as scope:
                 owner = request.read_peer(body, self._secret)
                 values = parse_object(body)
                 if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:

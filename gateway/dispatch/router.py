@@ -230,6 +230,8 @@ class Router(Generic[ReplicaT_co]):
 
     def _choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[int, str]:
         """Which candidate, and by which policy."""
+        if len(candidates) == 1:
+            return 0, self._policy_name  # there is nothing to choose
         try:
             chosen = index(self._policy.choose(request, candidates, self._random))
             if not 0 <= chosen < len(candidates):

@@ -174,7 +174,7 @@ class Course:
         if self._tried and self._router.serves:
             await asyncio.sleep(_SAME_AGAIN_S * 2**self._rounds * _jitter.uniform(0.5, 1.5))
             self._rounds += 1
-        elif self._tried or self._may_start:
+        elif self._moved_from is not None or self._may_start:
             now_s = monotonic()
             if self._deadline_s is None:
                 self._deadline_s = now_s + self._terms.recovery_s

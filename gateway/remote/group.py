@@ -21,7 +21,7 @@ from gateway.kv_events.vllm_zmq import VllmFollower
 from gateway.news.fleet_news import FleetNews
 from gateway.remote.replica import RemoteReplica, open_remote_replica
 from gateway.replica_group import ReplicaGroup
-from gateway.settings_fleet import RemoteSettings
+from gateway.settings_fleet import CACHE_CAN_BE_OFF, RemoteSettings
 from policies.routing import Standing
 
 _log = structlog.get_logger("forebay.fleet")
@@ -161,7 +161,9 @@ class RemoteReplicas:
 
     def _join(self, name: str, remote: RemoteSettings, block_tokens: int) -> None:
         """Whatever it tells, it is also followed by what is sent to it: a vLLM's events need not
-        say enough."""
+        say enough. Not one that is asked to keep nothing: there is nothing to be found there."""
+        if remote.engine in CACHE_CAN_BE_OFF and remote.shared_cache == "refuse":
+            return
         self._directory.join(
             name,
             block_tokens=block_tokens,

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from cache.directory import Directory
 from engine.errors import ModelLoadError
 from gateway.fleet import Fleet
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.news.fleet_news import LocalNews
+from gateway.remote.body import read_body
+from gateway.remote.isolation import Isolation
+from gateway.remote.model import TEXT_IDENTITY, RemoteModel
 from gateway.settings import Settings
-from tests.gateway.stage import Observer, router_over
+from tests.gateway.stage import Observer, router_over, tenant
+
+SECRET = b"a server's secret"
 
 
 @dataclass
@@ -42,6 +48,9 @@ class Local:
 @dataclass
 class Context:
     redis: Any
+    directory: Directory = field(default_factory=Directory)
+    metrics: Metrics = field(default_factory=lambda: Metrics(["m"], [], SECRET))
+    secret: bytes = SECRET
 
 
 @dataclass
@@ -102,3 +111,33 @@ async def test_an_engine_that_cannot_be_started_is_refused_in_words() -> None:
         await fleet.add_local("n")
     local["n"].cannot.clear()
     assert await fleet.add_local("n") == "n/0"
+
+
+def elsewhere(*tenants: dict[str, Any]) -> Settings:
+    """A model at a server that is not there; nothing listens at the discard port."""
+    remote = {"url": "http://127.0.0.1:9/v1", "engine": "vllm"}
+    keys = ({"env": "X"},)
+    return Settings(
+        models=({"name": "m", "remote": (remote,)},),
+        tenants=tuple({"keys": keys, **each} for each in tenants),
+    )
+
+
+async def test_what_tenants_left_elsewhere_is_known_before_they_ask_again() -> None:
+    body = read_body({"model": "m", "prompt": "hi"}, "completions")
+    before = Isolation(SECRET, TEXT_IDENTITY)
+    acme, beta = (before.terms(tenant(name), body) for name in ("acme", "beta"))
+    both = elsewhere({"id": "acme"}, {"id": "beta", "cache": {"scope": "user"}})
+    models, context = Models(), cast(Any, Context(Redis()))
+    fleet = Fleet(both, models, context, LocalNews(), {})
+    try:
+        await fleet.open_model(both.models[0], lambda _: None)
+        model = models["m"]
+        assert isinstance(model, RemoteModel)
+        assert model.isolation.root_of(acme.salt) == acme.chain_root
+        assert model.isolation.root_of(beta.salt) is None
+        await fleet.apply(elsewhere({"id": "beta"}))
+        assert model.isolation.root_of(acme.salt) is None
+        assert model.isolation.root_of(beta.salt) == beta.chain_root
+    finally:
+        await fleet.close()

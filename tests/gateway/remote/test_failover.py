@@ -166,6 +166,26 @@ async def test_without_another_server_the_same_one_is_asked_again():
     assert joined(chunks(events(answer.text))) == TEXT
 
 
+async def test_a_server_that_is_found_down_before_it_is_asked_again_is_waited_for(monkeypatch):
+    monkeypatch.setattr("gateway.remote.course._SAME_AGAIN_S", 0.5)
+
+    async def dies(received: Received) -> None:
+        upstream.models_status = 500
+        await breaks_after(2, TEXT)(received)
+
+    upstream = Upstream([dies, streams(TEXT)])
+    async with staged(upstream, routing={"moves": 3, "recovery_s": 5.0}) as stage:
+        wait_until_serving = stage.router.wait_until_serving
+
+        async def comes_back(timeout_s: float) -> bool:
+            upstream.models_status = 200
+            return await wait_until_serving(timeout_s)
+
+        monkeypatch.setattr(stage.router, "wait_until_serving", comes_back)
+        answer = await stage.post(chat(stream=True))
+    assert joined(chunks(events(answer.text))) == TEXT
+
+
 async def test_moves_are_bounded():
     bad = Upstream([breaks_after(1, TEXT)])
     async with staged(bad, routing={"moves": 2, "recovery_s": 1.0}) as stage:

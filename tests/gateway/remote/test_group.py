@@ -15,6 +15,7 @@ from gateway.remote.group import RemoteReplicas
 from gateway.remote.replica import RemoteReplica
 from gateway.routing_policies import load_policy
 from gateway.settings_fleet import RemoteSettings
+from policies.routing import NOTHING_CACHED
 from tests.gateway.stage import Observer, eventually
 
 NO_SERVER = "127.0.0.1:9"
@@ -74,3 +75,13 @@ async def test_a_server_that_is_used_already_is_refused(remotes: RemoteReplicas)
     with pytest.raises(ValueError, match="used already"):
         await remotes.add(remote("v2"))
     assert len(used(remotes)) == 1
+
+
+@pytest.mark.parametrize(("shared_cache", "expected"), [("refuse", 0), ("accept", 32)])
+async def test_nothing_is_expected_where_nothing_is_kept(
+    remotes: RemoteReplicas, shared_cache: str, expected: int
+) -> None:
+    name = await remotes.add(remote(engine="llama.cpp", shared_cache=shared_cache))
+    directory, links = remotes.group.router.directory, [b"a" * 16, b"b" * 16]
+    directory.note_routed(name, links, 0.0)
+    assert directory.lookup({16: links}, 0.0).get(name, NOTHING_CACHED).tokens == expected

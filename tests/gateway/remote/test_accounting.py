@@ -1,0 +1,126 @@
+"""What is kept of a relayed request: its part of a server's load, how long answers are, its line in
+the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.dispatch.member import Condition
+from gateway.ledger import settled
+from gateway.metrics import Metrics
+from tests.gateway.remote.remote_stage import SECRET, RemoteStage, chat, staged
+from tests.gateway.remote.upstream import (
+    Received,
+    Upstream,
+    answers,
+    breaks_after,
+    chunk,
+    sse,
+    streams,
+    usage_chunk,
+    whole,
+)
+from tests.gateway.stage import eventually
+
+
+def logged(stage: RemoteStage) -> dict:
+    """The line of the last request."""
+    with capture_logs() as lines, settled(stage.last, Metrics(["m"], ["acme"], SECRET)):
+        pass
+    (line,) = lines
+    return line
+
+
+async def test_a_whole_answer_runs_from_when_it_should_have_begun():
+    may_answer = asyncio.Event()
+
+    async def script(received: Received) -> None:
+        await may_answer.wait()
+        await received.answer(200, whole())
+
+    async with staged(Upstream([script])) as stage, stage.call(chat()) as call:
+        [member] = stage.router.members
+        await eventually(lambda: member.load.standing().running == 1)
+        assert member.load.standing().waiting == 0
+        assert (stage.replicas[0]._waiting, stage.replicas[0]._running) == (0, 1)
+        may_answer.set()
+        await call.task
+        assert call.answer.status == 200
+        assert member.load.sequences == 0
+        assert (stage.replicas[0]._waiting, stage.replicas[0]._running) == (0, 0)
+        # that it ran was presumed; when it began is not known, and nothing is learned of it
+        assert stage.last.receipts()[0].began_s is None
+        assert stage.last.ttft_s() is None
+
+
+async def test_how_long_answers_are_is_learned_from_those_that_are_over():
+    async with staged(Upstream([streams("a b c d e f"), answers(200, whole())])) as stage:
+        [member] = stage.router.members
+        assert member.load.standing().answer_tokens == 0
+        await stage.post(chat(stream=True))
+        assert member.load.standing().answer_tokens == 6
+        await stage.post(chat())  # of five tokens
+        assert 5 <= member.load.standing().answer_tokens <= 6
+
+
+async def test_choices_side_by_side_are_as_long_as_one_of_them():
+    async def script(received: Received) -> None:
+        both = [
+            chunk("a"),
+            chunk("b", index=1),
+            chunk(finish="stop"),
+            chunk(finish="stop", index=1),
+        ]
+        await received.begin_stream()
+        await received.piece(sse(*both, usage_chunk(20, 30), "[DONE]"))
+        await received.end_stream()
+
+    async with staged(Upstream([script])) as stage:
+        await stage.post(chat(stream=True, n=2))
+        assert stage.router.members[0].load.standing().answer_tokens == 15
+
+
+async def test_an_answer_that_broke_off_counts_for_what_there_was():
+    upstream = Upstream([breaks_after(3), streams("The quick brown fox")])
+    async with staged(upstream) as stage:
+        await stage.post(chat(stream=True))
+        assert len(stage.last.receipts()) == 2
+        assert 3 <= stage.router.members[0].load.standing().answer_tokens <= 4
+        assert stage.router.members[0].load.sequences == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_line_says_whether_it_was_a_stream_and_when_that_began(stream):
+    script = streams("a b") if stream else answers(200, whole())
+    async with staged(Upstream([script])) as stage:
+        await stage.post(chat(stream=stream))
+        line = logged(stage)
+    assert line["stream"] is stream
+    assert (line["ttft_ms"] is not None) is stream
+    assert line["generated_tokens"] == (2 if stream else 5)
+    assert line["predicted_ttft_ms"] > 0
+
+
+async def test_a_server_that_was_down_from_the_start_has_not_been_restarted():
+    upstream = Upstream(silent=True)
+    async with staged(upstream) as stage:
+        [replica] = stage.replicas
+        assert replica.health().condition is Condition.DOWN
+        upstream.silent = False
+        await stage.serving()
+        assert stage.restarts == 0
+        upstream.silent = True
+        await eventually(lambda: replica.health().condition is Condition.DOWN)
+        upstream.silent = False
+        await stage.serving()
+        assert stage.restarts == 1
+
+
+async def test_what_a_vllm_tells_of_a_requests_kv_is_not_its_clients_to_say():
+    upstream = Upstream([answers(200, whole())])
+    async with staged(upstream) as stage:
+        await stage.post(chat(vllm_xargs={"kv_cache_report_mode": "off", "mine": 1}))
+    assert upstream.received[0].body["vllm_xargs"] == {"mine": 1}
