@@ -10,6 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from cache.breaker import Breaker, BreakerState
 from gateway.dispatch.load import Load
 from policies.cost import Coefficients
+from policies.routing import NOTHING_CACHED, Candidate
 
 ReplicaKind = Literal["in-process", "process", "remote"]
 
@@ -77,6 +78,7 @@ class Member(Generic[ReplicaT_co]):
         self.load = Load(max_running, capacity)
         self.breaker = Breaker()
         self.draining = False
+        self._cold: Candidate | None = None
         self._clock = clock
 
     def health(self) -> Health:
@@ -92,6 +94,15 @@ class Member(Generic[ReplicaT_co]):
         if self.draining or self.replica.health().condition is not Condition.SERVING:
             return False
         return self.breaker.closed or self.breaker.wait_s(self._clock()) == 0.0
+
+    def as_cold_candidate(self, cost: Coefficients) -> Candidate:
+        """The replica as one that has nothing of a prompt: the same object until something about it
+        changes, since most replicas have nothing of most prompts."""
+        standing = self.load.standing()
+        cold = self._cold
+        if cold is None or cold[2] is not standing or cold[1] is not cost:
+            cold = self._cold = Candidate(self.name, cost, standing, NOTHING_CACHED)
+        return cold
 
     def may_return(self) -> bool:
         """Whether it may take requests again by itself."""

@@ -22,7 +22,7 @@ from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.warmer import Warmer
 from policies.cost import Coefficients
-from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
+from policies.routing import Candidate, RouteRequest, RoutingPolicy
 from policies.routing_policies import PredictedTtft
 
 _log = structlog.get_logger("forebay.routing")
@@ -173,29 +173,22 @@ class Router(Generic[ReplicaT_co]):
         """Choose, and send nothing. Raises NoReplica."""
         started_s = perf_counter()
         now_s = monotonic()
-        open_members: list[Member[ReplicaT_co]] = []
-        passed_by: dict[str, str] = {}
-        for member in self._members.values():
-            if member.name in exclude:
-                passed_by[member.name] = "lost this request before"
-            elif member.takes_requests():
-                open_members.append(member)
-            else:
-                passed_by[member.name] = _why_not(member)
-        if not open_members:
-            raise NoReplica("No replica of this model can serve now.", full=False)
         costs = self._costs_at(now_s)
-        sizes = {member.block_tokens for member in open_members}
+        sizes = {member.block_tokens for member in self._members.values()}
         warm = self.directory.lookup(prefix.by_size(sizes), now_s)
-        candidates = [
-            Candidate(
-                member.name,
-                costs[member.name],
-                member.load.standing(),
-                warm.get(member.name, NOTHING_CACHED),
-            )
-            for member in open_members
-        ]
+        candidates: list[Candidate] = []
+        passed_by: dict[str, str] = {}
+        for name, member in self._members.items():
+            if name in exclude:
+                passed_by[name] = "lost this request before"
+            elif not member.takes_requests():
+                passed_by[name] = _why_not(member)
+            elif name in warm:
+                candidates.append(Candidate(name, costs[name], member.load.standing(), warm[name]))
+            else:
+                candidates.append(member.as_cold_candidate(costs[name]))
+        if not candidates:
+            raise NoReplica("No replica of this model can serve now.", full=False)
         chosen, policy = self._choose(request, candidates)
         if candidates[chosen].standing.full:
             raise NoReplica("Every place in the replicas' queues is taken.", full=True)
