@@ -54,14 +54,14 @@ models:
 @pytest.fixture
 def acme(gateway: GatewayProcess) -> Iterator[Client]:
     """A client with the key of the tenant `acme`."""
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=120, verify=False) as http:
         yield Client(http, ACME_KEY)
 
 
 @pytest.fixture
 def ac(gateway: GatewayProcess) -> Iterator[Client]:
     """A client with the key of the tenant `ac`."""
-    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+    with httpx.Client(base_url=gateway.url, timeout=120, verify=False) as http:
         yield Client(http, AC_KEY)
 
 

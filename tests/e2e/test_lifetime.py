@@ -31,7 +31,7 @@ models:
 
 
 def read_stream(url: str, fields: dict[str, object]) -> Streamed:
-    with httpx.Client(base_url=url, timeout=60) as http:
+    with httpx.Client(base_url=url, timeout=60, verify=False) as http:
         return Client(http, ACME_KEY).stream(CHAT, LONG | fields)
 
 
@@ -53,7 +53,7 @@ def start_streams(
 def test_a_stop_lets_streams_finish_and_refuses_new_calls(tmp_path: Path, tiny: Path) -> None:
     with (
         GatewayProcess(tmp_path, config(tiny, 60), KEYS) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
+        httpx.Client(base_url=gateway.url, timeout=60, verify=False) as http,
         ThreadPoolExecutor(STREAMS) as threads,
     ):
         gateway.until_ready()
@@ -118,7 +118,7 @@ def test_a_dead_engine_is_said_to_everybody(tmp_path: Path, tiny: Path) -> None:
             KEYS | {"MORTAL_FILE": str(fatal)},
             (sys.executable, "-m", "tests.e2e.mortal_gateway", "serve"),
         ) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
+        httpx.Client(base_url=gateway.url, timeout=60, verify=False) as http,
         ThreadPoolExecutor(STREAMS) as threads,
     ):
         streams = start_streams(gateway.until_ready(), threads, max_tokens=8000)

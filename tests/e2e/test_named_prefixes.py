@@ -32,7 +32,7 @@ CREATE = {"name": "handbook", "model": "m", "messages": [SYSTEM], "ttl": "2h"}
 
 @pytest.fixture
 def acme(on_redis: GatewayProcess) -> Iterator[Client]:
-    with httpx.Client(base_url=on_redis.url, timeout=120) as http:
+    with httpx.Client(base_url=on_redis.url, timeout=120, verify=False) as http:
         yield Client(http, ACME_KEY)
 
 
@@ -50,7 +50,7 @@ def official(on_redis: GatewayProcess) -> Iterator[OpenAI]:
 @pytest.fixture(scope="module")
 def handbook(on_redis: GatewayProcess, valkey: Valkey) -> dict:
     """The named prefix as it was answered when it was made; its blocks are in Redis."""
-    with httpx.Client(base_url=on_redis.url, timeout=120) as http:
+    with httpx.Client(base_url=on_redis.url, timeout=120, verify=False) as http:
         before = lasting_keys(valkey, 7200)
         made = Client(http, ACME_KEY).post("/v1/caches", CREATE)
         assert made.status_code == 201, made.text
