@@ -130,7 +130,7 @@ def test_a_dead_engine_is_said_to_everybody(tmp_path: Path, tiny: Path) -> None:
             assert streamed.events[-1]["error"]["code"] == "engine_unavailable"
         ready = http.get("/health/ready")
         assert ready.status_code == 503
-        assert ready.json()["reason"] == "the engine of tiny has stopped"
+        assert ready.json()["reason"] == "no replica of tiny serves"
         assert gateway.status_of("/health/live") == 200
         late = Client(http, ACME_KEY).post(CHAT, LONG)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "engine_unavailable")

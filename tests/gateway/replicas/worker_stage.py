@@ -137,9 +137,23 @@ def started_with(pid: int) -> tuple[bytes, bytes]:
 
 
 def child_pids(pid: int | None = None) -> list[int]:
-    """The processes that a process (this one) has started and that have not been buried."""
+    """The workers that a process (this one) has started and that have not been buried; other tests
+    may have servers of theirs running."""
     own = os.getpid() if pid is None else pid
     tasks = Path(f"/proc/{own}/task")
-    return [
+    children = [
         int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
     ]
+    return [child for child in children if _is_worker(Path(f"/proc/{child}"))]
+
+
+def _is_worker(process: Path) -> bool:
+    """By its arguments; one that has ended has only its name left, the interpreter's."""
+    try:
+        arguments = (process / "cmdline").read_bytes()
+        name = (process / "comm").read_text()
+    except OSError:
+        return False
+    if arguments:
+        return b"puppet_worker" in arguments or b"gateway.replicas.worker" in arguments
+    return name.startswith("python")
