@@ -255,7 +255,7 @@ def test_from_redis_no_tenant_hits_anothers(second: Running) -> None:
         assert total(other) <= PREAMBLE
         assert text(other) == text(repeat)
         found.append(cached(repeat)["redis"])
-    # on a machine that is busy just then, computing may be faster than one load, or its deadline over
+    # on a busy machine computing may be faster than one load, or its deadline over
     assert max(found) >= 300, found
 
 

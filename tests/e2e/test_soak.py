@@ -1,7 +1,7 @@
 """Two tenants, two models, 32 streams at once, a third of them cut off: nobody gets foreign text
 and nothing is left behind.
 
-FOREBAY_SOAK_S is how long, ten seconds if it is not set.
+FOREBAY_SOAK_S is how long, five seconds if it is not set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.e2e.client import (
 )
 from tests.e2e.gateway_process import GatewayProcess, Metrics
 
-SOAK_S = float(os.environ.get("FOREBAY_SOAK_S", "10"))
+SOAK_S = float(os.environ.get("FOREBAY_SOAK_S", "5"))
 STREAMS = 32
 ABORTED = 0.3
 TOKENS = {"m": 12, "tiny": 64}

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from loadtest import campaign
 from loadtest.campaign import CampaignError, Contender, run_campaign
 from loadtest.client import Target
 from loadtest.workloads import Workload
@@ -19,7 +20,10 @@ def unheard(line: str) -> None:
     """Progress that nobody reads."""
 
 
-async def test_contenders_take_turns_with_the_same_prompts() -> None:
+async def test_contenders_take_turns_with_the_same_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(campaign, "_REST_S", 0.0)
     told: list[str] = []
     async with fake_server(answer_well) as left, fake_server(answer_well) as right:
         reports = await run_campaign(
