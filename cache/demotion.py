@@ -61,7 +61,9 @@ class Demotion:
     def __init__(self, tiers: Tiers, *, ahead: int, write_through: bool) -> None:
         self._tiers = tiers
         self._through = write_through
-        self._copying: set[bytes] = set()
+        self._copying: dict[bytes, float | None] = {}
+        """What is on its way to DRAM, and for how long it shall be in Redis after that; None is not
+        at all."""
         self._storing: set[bytes] = set()
         self._wishes = DurableWishes()
         self._pages = _Front(tiers.device, ahead)
@@ -113,7 +115,11 @@ class Demotion:
         keys: list[BlockKey] = []
         for page in pages:
             key = tiers.device.key_of(page)
-            if key is None or key.link in self._copying:
+            if key is None:
+                continue
+            if key.link in self._copying:
+                if then_store:  # it goes on as soon as it has come down
+                    self._copying[key.link] = max(for_s, self._copying[key.link] or 0.0)
                 continue
             if (slot := dram.find(key)) is not None:
                 below.append(slot)
@@ -127,12 +133,12 @@ class Demotion:
                 continue
             moves.append((page, dram.pool.take(1, tenant)[0]))
             keys.append(key)
-            self._copying.add(key.link)
+            self._copying[key.link] = for_s if then_store else None
         if then_store:
             self.store(below, for_s)
         for start in range(0, len(moves), BLOCKS_AT_ONCE):
             part = slice(start, start + BLOCKS_AT_ONCE)
-            self._download(moves[part], keys[part], for_s if then_store else None)
+            self._download(moves[part], keys[part])
 
     def store(self, slots: Sequence[int], for_s: float = 0.0) -> None:
         """Write DRAM slots to Redis, those that are not known to be there for `for_s` more."""
@@ -255,9 +261,7 @@ class Demotion:
         saving_s = self._tiers.saving_s(key)
         return worth.is_worth(hits=hits, saving_s=saving_s, load_s=move_s, store_s=move_s)
 
-    def _download(
-        self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey], store_for_s: float | None
-    ) -> None:
+    def _download(self, moves: Sequence[tuple[int, int]], keys: Sequence[BlockKey]) -> None:
         tiers, dram = self._tiers, self._tiers.dram
         assert dram is not None
         pages = [page for page, _ in moves]
@@ -271,9 +275,10 @@ class Demotion:
 
         def settle(seconds: float | None) -> None:
             tiers.in_flight -= 1
-            self._copying.difference_update(key.link for key in keys)
-            arrived = []
+            arrived = 0
+            go_on: dict[float, list[int]] = {}  # by the seconds that they shall last
             for page, slot, key in zip(pages, slots, keys, strict=True):
+                store_for_s = self._copying.pop(key.link)
                 if seconds is None or tiers.was_erased(key, mark):
                     continue
                 dram.pool.publish(
@@ -283,10 +288,12 @@ class Demotion:
                     hits=tiers.device.hits_of(page),
                     keep_until_s=tiers.device.keep_until_of(page),
                 )
-                arrived.append(slot)
-            tiers.counters[Tier.DRAM].stores += len(arrived)
-            if store_for_s is not None:
-                self.store(arrived, store_for_s)
+                arrived += 1
+                if store_for_s is not None:
+                    go_on.setdefault(store_for_s, []).append(slot)
+            tiers.counters[Tier.DRAM].stores += arrived
+            for for_s, slots_to_store in go_on.items():
+                self.store(slots_to_store, for_s)
             dram.release(slots)
             tiers.device.release(pages, used=False)
             if self._wishes:

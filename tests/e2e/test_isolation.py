@@ -63,10 +63,6 @@ shared_prefixes:
 """
 
 
-SECOND_LIFE = ("for the second life", "for the second life, too", "for the second life as well")
-"""What acme asks for in the first life, and again in the second."""
-
-
 @dataclass
 class Running:
     """A gateway and everybody's way in."""
@@ -128,8 +124,7 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 def first(directory: Path, valkey: Valkey) -> Iterator[Running]:
     """The first life; what the second is to find has been asked for."""
     with running(directory, valkey) as run:
-        for name in SECOND_LIFE:
-            assert total(run.ask("acme", name)) <= PREAMBLE
+        assert total(run.ask("acme", "for the second life")) <= PREAMBLE
         for user in ("bc", "stays"):
             assert total(run.ask("a", f"of {user}", user=user)) <= PREAMBLE
         assert total(run.ask_by_the_rules("acme", "Go on.")) <= PREAMBLE
@@ -249,14 +244,11 @@ def test_what_is_erased_while_requests_run_is_found_by_nobody(first: Running) ->
 
 
 def test_from_redis_no_tenant_hits_anothers(second: Running) -> None:
-    found = []
-    for name in SECOND_LIFE:
-        other, repeat = second.ask("ac", name), second.ask("acme", name)
-        assert total(other) <= PREAMBLE
-        assert text(other) == text(repeat)
-        found.append(cached(repeat)["redis"])
-    # on a busy machine computing may be faster than one load, or its deadline over
-    assert max(found) >= 300, found
+    other = second.ask("ac", "for the second life")
+    repeat = second.ask("acme", "for the second life")
+    assert total(other) <= PREAMBLE
+    assert cached(repeat)["redis"] >= 300
+    assert text(other) == text(repeat)
 
 
 def test_from_redis_a_declared_prefix_is_shared(second: Running) -> None:

@@ -113,6 +113,21 @@ def test_what_was_erased_is_not_written_any_more_because_it_was_to_last(monkeypa
     stage.check()
 
 
+def test_what_is_asked_for_again_while_it_comes_down_goes_on_to_redis():
+    stage = TierStage(pages=24, slots=48)
+    keys = stage.run("1", prompt(4)).block_keys(16, 64)
+    demotion = stage.cache._demotion
+    pages = [stage.tiers.device.find(key) for key in keys]
+    demotion.copy_down(pages)  # as it is done ahead of eviction
+    assert stage.cache.copies_down
+    demotion.store_pages(pages[:3])
+    demotion.copy_down(pages)  # once more, for no more than DRAM: that takes nothing back
+    stage.finish()
+    assert stage.redis.values.keys() == {key.link for key in keys[:3]}
+    assert all(stage.dram.pool.find(key) is not None for key in keys)
+    stage.check()
+
+
 def test_a_block_that_landed_is_there_for_all_who_waited():
     stage = TierStage(pages=24, slots=48, keeps=False)
     keys = stage.run("1", prompt(4)).block_keys(16, 64)
