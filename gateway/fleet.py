@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -290,13 +289,11 @@ class Fleet:
         router: Router[RemoteReplica] = self._router(settings)
         tokenizer, template = None, None
         if settings.tokenizer is not None:
-            from engine.loading import bundled_model_path, load_text_side
+            from engine.loading import load_text_side
+            from gateway.model_files import model_files
 
-            path = settings.tokenizer
             text = await asyncio.to_thread(
-                load_text_side,
-                bundled_model_path() if path == "bundled" else Path(path),
-                name=settings.name,
+                load_text_side, model_files(settings.tokenizer), name=settings.name
             )
             tokenizer = text.tokenizer
             if text.chat_template is not None:

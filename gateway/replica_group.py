@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from typing import Generic, Protocol
+from typing import Generic
 
 import structlog
 
-from gateway.dispatch.member import Member, ReplicaT_co, Routable
+from gateway.dispatch.member import Member, ReplicaT_co
 from gateway.dispatch.router import Router
 
 _log = structlog.get_logger("forebay.fleet")
-
-
-class Closable(Routable, Protocol):
-    """A replica that can be ended."""
-
-    async def drain(self, timeout_s: float) -> None:
-        """Take no more requests and wait until the running ones are done, or the time is up."""
-        ...
-
-    async def close(self) -> None:
-        """Stop for good and give everything back. Idempotent."""
-        ...
 
 
 class ReplicaGroup(Generic[ReplicaT_co]):

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from typing import Protocol
 
@@ -37,6 +37,7 @@ from gateway.named_cache_store import LateNamedStore, NamedCacheStore
 from gateway.reload import ConfigSource, Reloader, RuntimeConfig, Snapshot
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
+from gateway.signals import on_signals
 from gateway.state_dir import StateDir
 from gateway.version import __version__
 
@@ -198,7 +199,10 @@ class _Process:
         listening = asyncio.create_task(self._answer(http))
         fleet = asyncio.create_task(self._hold_fleet())
         watching = asyncio.create_task(self._reloader.watch())
-        with self._signals(), watch_loop_lag(self._metrics.observe_loop_lag):
+        with (
+            on_signals(self._on_stop, self._on_hangup),
+            watch_loop_lag(self._metrics.observe_loop_lag),
+        ):
             try:
                 await _first(self._loaded.wait(), self._stop.wait(), fleet, listening)
                 if self._loaded.is_set():
@@ -280,23 +284,6 @@ class _Process:
         ]
         print("\n".join(lines), flush=True)  # noqa: T201 - the command's output
         _log.info("ready", url=url, models=names)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C stop, a second one stops at once; SIGHUP reloads."""
-        loop = asyncio.get_running_loop()
-        handlers: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._on_stop(signal.SIGTERM),
-            signal.SIGINT: lambda: self._on_stop(signal.SIGINT),
-            signal.SIGHUP: self._on_hangup,
-        }
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():

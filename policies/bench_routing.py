@@ -18,7 +18,7 @@ _SEED = 7
 _DECISIONS = 2000
 _SETS = 50
 
-_LEARNED = Coefficients(
+LEARNED = Coefficients(
     constant_s=5e-3,
     token_s=225e-6,
     sequence_s=300e-6,
@@ -38,9 +38,9 @@ def fleet(replicas: int, random: Random, *, alike: bool, tiers: bool) -> list[Ca
     them finds half of it in Redis."""
     candidates = []
     for index in range(replicas):
-        cost = _LEARNED
+        cost = LEARNED
         if not alike:
-            cost = _LEARNED._replace(token_s=_LEARNED.token_s * random.uniform(0.9, 1.1))
+            cost = LEARNED._replace(token_s=LEARNED.token_s * random.uniform(0.9, 1.1))
         running = random.randint(0, 12)
         standing = Standing(
             pending_tokens=random.randint(0, 2000),

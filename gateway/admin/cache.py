@@ -13,13 +13,14 @@ from cache.hashing import owner_tags
 from cache.report import Erased
 from gateway.admin.auth import require_operator
 from gateway.admin.cache_answers import erased_answer, stats_answer, tenants_by_tag
+from gateway.admin.remembered import remembered
 from gateway.dispatch.member import Condition
 from gateway.errors import ApiError, bad_request, unavailable
 from gateway.explain import explained
 from gateway.http_call import HttpCall
 from gateway.models import Models
 from gateway.named_caches import ErasedNames
-from gateway.recent_requests import REMEMBERED, RecentRequests
+from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.served_model import ServedModel
@@ -76,14 +77,7 @@ class CacheAdmin:
     async def explain(self, call: HttpCall, request_id: str) -> None:
         """How each of a request's prompts met the cache; a 404 for one that is not remembered."""
         self._admitted(call)
-        found = self._recent.find(request_id)
-        if not found:
-            raise ApiError(
-                404,
-                f"No request of this id is among the last {REMEMBERED} that reached a replica of "
-                "this gateway and have ended; the id is the answer's x-request-id.",
-                code="request_not_found",
-            )
+        found = remembered(self._recent, request_id)
         await call.answer_json(
             {"request_id": request_id, "requests": [explained(recent) for recent in found]}
         )

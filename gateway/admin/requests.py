@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.admin.auth import require_operator
+from gateway.admin.remembered import remembered
 from gateway.admin.route_answers import receipt_answer
-from gateway.errors import ApiError, bad_request
+from gateway.errors import bad_request
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.journey import Journey
-from gateway.recent_requests import REMEMBERED, RecentRequest, RecentRequests
+from gateway.recent_requests import RecentRequest, RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.wire.json_body import parse_object
 
@@ -26,14 +27,7 @@ class RequestAdmin:
     async def show(self, call: HttpCall, request_id: str) -> None:
         """Every decision about the requests of this id; a 404 if none is remembered."""
         self._admitted(call)
-        found = self._recent.find(request_id)
-        if not found:
-            raise ApiError(
-                404,
-                f"No request of this id is among the last {REMEMBERED} that reached a replica of "
-                "this gateway and have ended; the id is the answer's x-request-id.",
-                code="request_not_found",
-            )
+        found = remembered(self._recent, request_id)
         await call.answer_json(
             {"request_id": request_id, "requests": [_request(recent) for recent in found]}
         )

@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 
 from gateway.cli import exit_codes
+from gateway.signals import on_signals
 
 _log = structlog.get_logger("forebay.workers")
 
@@ -72,7 +73,7 @@ class Workers:
         if it did before all were ready. The first worker's output is passed on once all are ready,
         so that the address is announced when everybody behind it answers. To be called once.
         """
-        with self._signals():
+        with on_signals(self._on_stop, self._on_hangup):
             async with asyncio.TaskGroup() as keeping:
                 for index in range(self.count):
                     keeping.create_task(self._keep(index))
@@ -153,22 +154,6 @@ class Workers:
             sys.stdout.write("".join(self._announcement))
             sys.stdout.flush()
             self._announcement.clear()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        handlers: dict[signal.Signals, Callable[[], None]] = {
-            signal.SIGTERM: lambda: self._on_stop(signal.SIGTERM),
-            signal.SIGINT: lambda: self._on_stop(signal.SIGINT),
-            signal.SIGHUP: self._on_hangup,
-        }
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        try:
-            yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():

@@ -29,6 +29,7 @@ from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
+from policies.bench_routing import LEARNED
 from policies.cost import Coefficients
 from policies.routing import RouteRequest
 from policies.routing_policies import PredictedTtft
@@ -42,20 +43,6 @@ _PROMPTS_OF_A_KIND = 8
 _HEALTHY = Health(Condition.SERVING)
 
 P = ParamSpec("P")
-
-_LEARNED = Coefficients(
-    constant_s=5e-3,
-    token_s=225e-6,
-    sequence_s=300e-6,
-    attended_s=2e-9,
-    context_read_s=1e-8,
-    dram_latency_s=50e-6,
-    dram_block_s=70e-6,
-    redis_latency_s=1e-3,
-    redis_block_s=400e-6,
-    step_tokens=256,
-    block_tokens=16,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +107,7 @@ class _Fleet:
         self._told = dict.fromkeys(self.names, 0)
         for name in self.names:
             self.directory.join(name)
-            cost = _LEARNED._replace(token_s=_LEARNED.token_s * draw.uniform(0.9, 1.1))
+            cost = LEARNED._replace(token_s=LEARNED.token_s * draw.uniform(0.9, 1.1))
             member = Member(
                 _Replica(name, cost),
                 "process",

@@ -21,6 +21,7 @@ import zmq.asyncio
 from cache.block_events import BlockEvents
 from cache.vllm_events import RootOfSalt, Untracked, VllmRehasher
 from cache.vllm_messages import NotABatch, decode_batch
+from gateway.ended_tasks import end_task
 from gateway.kv_events.arrivals import Arrival, Arrivals
 from gateway.kv_events.frames import Numbered, published
 from gateway.kv_events.replay import USUAL_TIMES, ReplayTimes, replay
@@ -94,7 +95,7 @@ class VllmFollower:
             socket.subscribe(b"")
             socket.connect(self._endpoint)
             following = asyncio.create_task(self._follow(socket, monitor))
-            scope.push_async_callback(_cancelled, following)
+            scope.push_async_callback(end_task, following)
             following.add_done_callback(self._ended)
             self._scope = scope.pop_all()
         return self
@@ -240,8 +241,3 @@ class VllmFollower:
             self._connected = False
             _log.error("KV events are not followed any more", replica=self._replica, exc_info=error)
             self._begin_life()
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])

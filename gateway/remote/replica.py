@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
@@ -18,6 +18,7 @@ import structlog
 
 from gateway.dispatch.member import Condition, Health
 from gateway.dispatch.receipt import Receipt
+from gateway.ended_tasks import end_task
 from gateway.remote.exchange import Connections, Exchange, Patience
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost
 from gateway.remote.probes import Prober, ProbeTarget, ProbeTimes
@@ -117,7 +118,7 @@ class RemoteReplica:
                 on_load=self._note_load,
             )
             probing = asyncio.create_task(self._prober.run())
-            scope.push_async_callback(_cancelled, probing)
+            scope.push_async_callback(end_task, probing)
             probing.add_done_callback(self._probing_ended)
             self._scope = scope.pop_all()
         return self
@@ -350,9 +351,3 @@ async def open_remote_replica(
     )
     await replica.__aenter__()
     return replica
-
-
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

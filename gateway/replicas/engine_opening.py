@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 import torch
@@ -16,11 +15,12 @@ from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
 from engine.hardware import choose_device, choose_dtype, memory_bytes
-from engine.loading import bundled_model_path, load_model
+from engine.loading import load_model
 from engine.model import Model
 from engine.opening import ExecutorOptions, cache_identity, open_executor
 from engine.report import StepReport
 from gateway.load_progress import ReportProgress
+from gateway.model_files import model_files
 from gateway.replicas.engine_facts import EngineFacts
 from gateway.settings import ModelSettings
 from policies.cost import CostModel
@@ -91,8 +91,9 @@ def load_engine(
         raise ValueError("a remote model has no engine of ours")
     device = choose_device(settings.device if placement.device is None else placement.device)
     dtype = choose_dtype(settings.dtype, device)
-    path = bundled_model_path() if settings.path == "bundled" else Path(settings.path)
-    model = load_model(path, name=settings.name, dtype=dtype, progress=progress)
+    model = load_model(
+        model_files(settings.path), name=settings.name, dtype=dtype, progress=progress
+    )
     parameters = sum(tensor.numel() for tensor in model.weights.values())
     step_tokens = _step_tokens(settings, device)
     max_context = min(settings.max_context, model.architecture.max_positions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol
 
 from cache.block_events import BlockEvents
 from cache.block_pool import Share
@@ -16,54 +15,11 @@ from engine.request import EngineRequest
 from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable, TokenStream
 from gateway.replicas.inbox import Inbox
+from gateway.replicas.step_engine import Sink, StepEngine
 from policies.cost import Coefficients
-
-Sink = Callable[[StepReport], None]
 
 HUNG_AFTER_S = 60.0
 """No step takes that long; an engine with work that has not finished one since is stuck."""
-
-
-class StepEngine(Protocol):
-    """What the replica needs of `engine.engine.Engine`."""
-
-    def start(self) -> None:
-        """Start stepping."""
-        ...
-
-    def submit(self, request: EngineRequest) -> None:
-        """Put a request in line; its outcome comes through the sink."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """End a request; unknown ids are fine."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """A snapshot, from any thread."""
-        ...
-
-    def cache_stats(self) -> CacheStats:
-        """The tiers' counters, from any thread."""
-        ...
-
-    def erase_cache(self, tenant: bytes | None, scope: bytes | None) -> Erased:
-        """Remove an owner's blocks, or everybody's, from every tier; blocks."""
-        ...
-
-    def set_shares(
-        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
-    ) -> None:
-        """Put floors and quotas to use; blocks."""
-        ...
-
-    def block_snapshot(self) -> BlockEvents:
-        """Everything that the tiers hold; blocks."""
-        ...
-
-    def close(self) -> None:
-        """Abort what runs and stop; blocks."""
-        ...
 
 
 class InProcessReplica:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from time import monotonic
 
 import structlog
@@ -18,12 +17,13 @@ from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
 from engine.chat_template import ChatTemplate
 from engine.errors import EngineError
-from engine.loading import TextSide, bundled_model_path, load_text_side
+from engine.loading import TextSide, load_text_side
 from engine.report import StepReport
 from engine.tokenizer import Tokenizer
 from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.router import Router
 from gateway.load_progress import ReportProgress
+from gateway.model_files import model_files
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.replica_group import ReplicaGroup
 from gateway.replicas.context import LocalContext
@@ -220,9 +220,7 @@ class LocalReplicas:
     def _text_side(self) -> TextSide:
         path = self._settings.path
         assert path is not None
-        return load_text_side(
-            bundled_model_path() if path == "bundled" else Path(path), name=self._settings.name
-        )
+        return load_text_side(model_files(path), name=self._settings.name)
 
     def _join(self, name: str, facts: EngineFacts) -> None:
         """Before the replica can tell what it holds."""

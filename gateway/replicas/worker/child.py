@@ -12,24 +12,22 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import structlog
 
-from cache.block_events import BlockEvents
-from cache.block_pool import Share
-from cache.report import CacheStats, Erased
+from cache.report import CacheStats
 from engine.errors import EngineError
-from engine.report import EngineStats, StepReport
-from engine.request import EngineRequest
+from engine.report import StepReport
 from gateway.load_progress import ReportProgress
 from gateway.logs import LogLevel, configure_logging
 from gateway.replicas.engine_facts import EngineFacts
+from gateway.replicas.step_engine import Sink, StepEngine
 from gateway.replicas.worker.cores import bind_to
 from gateway.replicas.worker.frames import BadFrame, to_worker
 from gateway.replicas.worker.messages import (
@@ -62,52 +60,13 @@ _ORPHAN_S = 5.0
 memory."""
 
 End = Literal["stopped", "gateway gone", "engine died"]
-Sink = Callable[[StepReport], None]
-
-
-class WorkedEngine(Protocol):
-    """What a worker needs of `engine.engine.Engine`."""
-
-    def start(self) -> None:
-        """Start stepping."""
-        ...
-
-    def submit(self, request: EngineRequest) -> None:
-        """Put a request in line; its outcome comes through the sink."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """End a request; unknown ids are fine."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """A snapshot, from any thread."""
-        ...
-
-    def cache_stats(self) -> CacheStats:
-        """The tiers' counters, from any thread."""
-        ...
-
-    def erase_cache(self, tenant: bytes | None, scope: bytes | None) -> Erased:
-        """Remove an owner's blocks, or everybody's, from every tier; blocks."""
-        ...
-
-    def set_shares(
-        self, device: Mapping[bytes, Share], dram: Mapping[bytes, Share], redis: Mapping[bytes, int]
-    ) -> None:
-        """Put floors and quotas to use; blocks."""
-        ...
-
-    def block_snapshot(self) -> BlockEvents:
-        """Everything that the tiers hold; blocks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
     """An engine that is loaded and not started, and what there is to know of it."""
 
-    engine: WorkedEngine
+    engine: StepEngine
     facts: EngineFacts
 
 
@@ -138,7 +97,7 @@ class _Worker:
         self._told_to_stop = False
         self._opened = threading.Event()
         self._over = threading.Event()
-        self._engine: WorkedEngine | None = None
+        self._engine: StepEngine | None = None
         self._telling = threading.Lock()
         self._cache: CacheStats | None = None  # as last told; guarded by _telling
         self._progress_at_s = 0.0
@@ -238,7 +197,7 @@ class _Worker:
             case Erase() | SetShares() | TakeSnapshot():
                 calls.submit(self._answer, message)
 
-    def _ready_engine(self) -> WorkedEngine:
+    def _ready_engine(self) -> StepEngine:
         """What the gateway says after `Ready` may come before the engine steps."""
         self._opened.wait()
         assert self._engine is not None

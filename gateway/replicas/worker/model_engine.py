@@ -13,7 +13,8 @@ import torch
 from cache.redis_store import RedisStore
 from gateway.load_progress import ReportProgress
 from gateway.replicas.engine_opening import Placement, load_engine
-from gateway.replicas.worker.child import OpenedEngine, Sink
+from gateway.replicas.step_engine import Sink
+from gateway.replicas.worker.child import OpenedEngine
 from gateway.replicas.worker.messages import Open
 from gateway.settings import ModelSettings
 

@@ -22,7 +22,8 @@ from engine.errors import EngineError, ModelLoadError
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
 from gateway.replicas.engine_facts import EngineFacts
-from gateway.replicas.worker.child import OpenedEngine, Sink, work
+from gateway.replicas.step_engine import Sink
+from gateway.replicas.worker.child import OpenedEngine, work
 from gateway.replicas.worker.messages import Open
 from policies.cost import Coefficients
 

@@ -1,0 +1,24 @@
+"""Signals as callbacks of the event loop, for as long as a scope lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def on_signals(
+    stop: Callable[[signal.Signals], None], reload: Callable[[], None]
+) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `stop`, each time, SIGHUP calls `reload`. For the main thread."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.remove_signal_handler(number)
