@@ -42,6 +42,12 @@ class ReplicaSettings(Section):
     threads: Annotated[Annotated[Whole, Field(ge=1, le=1024)] | None, AutoIsNone] = None
     hang_s: Annotated[DurationS, Field(ge=1)] = 5.0
 
+    @model_validator(mode="after")
+    def _only_workers_hang(self) -> ReplicaSettings:
+        if self.kind != "process" and "hang_s" in self.model_fields_set:
+            raise ValueError("hang_s is for kind: process")
+        return self
+
 
 class RemoteSettings(Section):
     """One server that speaks OpenAI's API. `url` ends before `/chat/completions`; `model` is the

@@ -246,6 +246,10 @@ def test_a_remote_model_names_its_servers(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (
+            with_model("replicas: {hang_s: 9}"),
+            "models[0].replicas: hang_s is for kind: process",
+        ),
+        (
             remote("engine: openai"),
             "models[0].remote[0]: an engine of kind openai cannot keep tenants apart in its prompt "
             "cache: say shared_cache: accept if they may share it",
@@ -281,7 +285,7 @@ def test_a_remote_model_names_its_servers(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_remote_model_cannot_have(tmp_path: Path, text: str, message: str) -> None:
+def test_what_replicas_cannot_have(tmp_path: Path, text: str, message: str) -> None:
     assert mistakes(tmp_path, text) == [f"forebay.yaml: {message}"]
 
 
