@@ -26,7 +26,10 @@ class EngineRequest:
 
     `chain_root` seeds the prefix hash chain: equal roots may share KV, unequal ones never do (see
     `cache.hashing.chain_root`). None keeps this sequence's KV out of the cache altogether. Lower
-    `priority` runs first. `read_cache` False computes every prompt token (prompt logprobs need it)
+    `priority` runs first; within one, flows (whoever has the same `flow`) share by `weight`, and
+    within a flow the earliest `deadline_s` (`time.monotonic`, for its first token) comes first. No
+    step is made so long by others' prompts that its tokens come later than `tpot_s` apart.
+    `read_cache` False computes every prompt token (prompt logprobs need it)
     but still stores the blocks. `owner` is whose the blocks are, for quotas and erasure; `shared` a
     prefix that belongs to everybody; `retention` which prefixes to keep longer than others.
 
@@ -45,6 +48,10 @@ class EngineRequest:
     shared: SharedPrefix | None = None
     retention: tuple[Retention, ...] = ()
     generated_token_ids: tuple[int, ...] = ()
+    flow: bytes = b""
+    weight: float = 1.0
+    deadline_s: float | None = None
+    tpot_s: float | None = None
 
 
 class FinishReason(StrEnum):

@@ -44,7 +44,7 @@ class ConcurrencyLimits:
         usage = self._usage.get(tenant.id)
         if usage is None:
             usage = self._usage[tenant.id] = _Usage()
-        return Slot(usage, tenant.concurrency)
+        return Slot(usage, tenant.limits.concurrency)
 
 
 class Slot:

@@ -15,7 +15,6 @@ from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
 from gateway.journey import Journey
-from gateway.ledger import settled
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_cache import NamedCache, Place
@@ -25,6 +24,7 @@ from gateway.reload import RuntimeConfig
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.served_model import ServedModel
+from gateway.settlement import settled
 from gateway.tenants import Tenant
 from gateway.unknown_fields import UnknownFields
 from gateway.warming import conversation_of, warming_task

@@ -305,9 +305,11 @@ def _keys_at(path: KeyPath) -> list[str]:
     section: type[Section] | None = Settings
     for part in path:
         if isinstance(part, str):
-            field = section.model_fields.get(part) if section else None
+            fields = section.model_fields.items() if section else ()
+            field = next((each for name, each in fields if (each.alias or name) == part), None)
             section = _section_in(field.annotation) if field else None
-    return [*(section.model_fields if section else ()), *unbuilt_keys(path)]
+    named = section.model_fields.items() if section else ()
+    return [*(field.alias or name for name, field in named), *unbuilt_keys(path)]
 
 
 def _section_in(annotation: Any) -> type[Section] | None:

@@ -6,12 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from gateway.settings import Settings, TenantSettings
+from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.settings_fleet import RemoteSettings
 from gateway.settings_redis import url_secrets
+from gateway.settings_tenants import TenantSettings
 from gateway.state_dir import StateDir
-from gateway.tenants import KeyRing, Tenant, TenantCache, hash_key
+from gateway.tenants import KeyFacts, KeyRing, Tenant, TenantCache, hash_key, key_id
 
 _WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_NATIVE_ISA"})
 _SHORTEST_SECRET = 16
@@ -21,10 +22,12 @@ _LIKE_A_KEY = re.compile(r".*(KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)", r
 def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
     """Every tenant's keys. Raises ConfigError for an unset variable or a key used twice."""
     mistakes: list[str] = []
-    keys: list[tuple[str, Tenant]] = []
+    keys: list[tuple[str, Tenant, KeyFacts]] = []
+    tenants: list[Tenant] = []
     holder_of: dict[str, str] = {}
     for tenant_index, entry in enumerate(settings.tenants):
-        tenant = _tenant(entry)
+        tenant = tenant_of(entry)
+        tenants.append(tenant)
         for key_index, key in enumerate(entry.keys):
             place = f"tenants[{tenant_index}].keys[{key_index}]"
             hashed = key.hash
@@ -40,10 +43,10 @@ def build_key_ring(settings: Settings, environ: Mapping[str, str]) -> KeyRing:
                 mistakes.append(f"{place}: is the same key as {holder_of[hashed]}")
                 continue
             holder_of[hashed] = place
-            keys.append((hashed, tenant))
+            keys.append((hashed, tenant, KeyFacts(key_id(hashed), key.limits.as_limits())))
     if mistakes:
         raise ConfigError(mistakes)
-    return KeyRing(keys)
+    return KeyRing(keys, tenants)
 
 
 def server_secret(settings: Settings, environ: Mapping[str, str]) -> bytes:
@@ -167,12 +170,19 @@ def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _tenant(entry: TenantSettings) -> Tenant:
+def tenant_of(entry: TenantSettings) -> Tenant:
+    """A tenant's settings as they are enforced."""
     cache = entry.cache
     return Tenant(
         id=entry.id,
         models=entry.models,
-        concurrency=entry.limits.concurrency,
+        limits=entry.limits.as_limits(),
+        model_limits={name: own.as_limits() for name, own in entry.limits.models.items()},
+        cached_weight=entry.limits.cached_weight,
+        enqueued_tokens=entry.limits.enqueued_tokens,
+        service_class=entry.service_class,
+        weight=entry.weight,
+        slo=entry.slo.as_slo(),
         sees_receipt=entry.receipt,
         cache=TenantCache(
             scope=cache.scope,

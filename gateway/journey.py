@@ -23,7 +23,6 @@ from gateway.endpoints import CHAT, COMPLETIONS, Endpoint, Task
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
-from gateway.ledger import settled
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_caches import NamedCaches
@@ -34,6 +33,7 @@ from gateway.remote.relay import explain_relay, relay
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.served_model import ServedModel
+from gateway.settlement import settled
 from gateway.shared_prefixes import SharedPrefixes
 from gateway.sse import StreamTimes
 from gateway.tenants import Tenant

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gateway.http_call import HttpCall
-from gateway.ledger import settled
 from gateway.metrics import Metrics
 from gateway.models import AnyModel, Models
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
+from gateway.settlement import settled
 
 MODEL_PREFIX = "/v1/models/"
 

@@ -24,22 +24,25 @@ from pydantic import (
 from gateway.settings_cache import (
     CacheSettings,
     SharedPrefixSettings,
-    TenantCacheSettings,
     refuse_greedy_floors,
 )
 from gateway.settings_fleet import RemoteSettings, ReplicaSettings, RoutingSettings
 from gateway.settings_redis import RedisSettings
 from gateway.settings_section import Section, variable_name
-from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Switch, Whole
+from gateway.settings_tenants import (
+    BatchSettings,
+    DatabaseSettings,
+    LedgerSettings,
+    PriceSettings,
+    TenantSettings,
+)
+from gateway.settings_units import AutoIsNone, ByteSize, DurationS, Whole
 
 _MODEL_NAME_RULE = "must be 1 to 128 letters, digits or any of . _ : / @ + -"
 _REMOTE_MODEL_KEYS = frozenset(
-    {"name", "remote", "tokenizer", "max_context", "aliases", "fallbacks"}
+    {"name", "remote", "tokenizer", "max_context", "aliases", "fallbacks", "price", "max_queue_s"}
 )
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,127}")
-TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-TENANT_ID_RULE = "must be 1 to 64 letters, digits or any of . _ @ -"
-_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _ORIGIN = re.compile(r"\*|https?://[^/\s?#@]+")
 
@@ -124,7 +127,8 @@ class ModelSettings(Section):
     """One model, run by engines of our own (`path`) or by servers elsewhere (`remote`).
 
     `max_running` sequences share a step of at most `step_tokens` tokens (None ("auto"): chosen by
-    the device); up to `max_waiting` more requests wait for a place before the gateway answers 503.
+    the device); up to `max_waiting` more requests wait for a place before the gateway answers 503,
+    and none that would wait for longer than `max_queue_s` in front of the model.
     `tokenizer` is that of a remote model: with it prefixes are followed token by token, without it
     by their text. `aliases` are other names for it; requests that no replica of it can take go to
     the first of `fallbacks` that can, and the answer's `model` says which one ran.
@@ -142,8 +146,10 @@ class ModelSettings(Section):
     max_running: Annotated[Whole, Field(ge=1, le=1024)] = 16
     max_waiting: Annotated[Whole, Field(ge=0, le=100_000)] = 256
     step_tokens: Annotated[Annotated[Whole, Field(ge=16, le=1 << 20)] | None, AutoIsNone] = None
+    max_queue_s: Annotated[DurationS, Field(gt=0)] = 60.0
     replicas: ReplicaSettings = ReplicaSettings()
     cache: CacheSettings = CacheSettings()
+    price: PriceSettings = PriceSettings()
 
     @field_validator("name")
     @classmethod
@@ -190,74 +196,17 @@ class ModelSettings(Section):
         return self
 
 
-class KeySettings(Section):
-    """One key of a tenant: the `hash` that `forebay keys` prints, or the environment variable that
-    holds the key."""
-
-    hash: str | None = None
-    env: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_no_plain_key(cls, value: Any) -> Any:
-        """A wrong shape here is most likely a key in the clear, so that nothing of it is shown."""
-        if not isinstance(value, dict) or not set(value) <= {"hash", "env"}:
-            raise ValueError(
-                "must be {hash: ...} or {env: VARIABLE}; plain keys are refused: "
-                "run `forebay keys hash` and paste what it prints"
-            )
-        if len([item for item in value.values() if item is not None]) != 1:
-            raise ValueError("must have either hash or env")
-        return value
-
-    @field_validator("hash")
-    @classmethod
-    def _is_a_hash(cls, value: str | None) -> str | None:
-        if value is not None and not _KEY_HASH.fullmatch(value):
-            raise ValueError(
-                "must be sha256: and 64 lower-case hex digits; `forebay keys hash` prints it"
-            )
-        return value
-
-    @field_validator("env")
-    @classmethod
-    def _is_a_variable(cls, value: str | None) -> str | None:
-        return value if value is None else variable_name(value)
-
-
-class LimitSettings(Section):
-    """`concurrency` is how many of the tenant's requests may be in flight; None: no limit."""
-
-    concurrency: Annotated[Whole, Field(ge=1)] | None = None
-
-
-class TenantSettings(Section):
-    """One tenant. `models` are glob patterns of model names. `receipt` is whether its answers say
-    in headers which replica gave them, and what that took."""
-
-    id: str
-    keys: Annotated[tuple[KeySettings, ...], Field(min_length=1)]
-    models: tuple[str, ...] = ("*",)
-    limits: LimitSettings = LimitSettings()
-    cache: TenantCacheSettings = TenantCacheSettings()
-    receipt: Switch = True
-
-    @field_validator("id")
-    @classmethod
-    def _is_an_id(cls, value: str) -> str:
-        if not TENANT_ID.fullmatch(value):
-            raise ValueError(TENANT_ID_RULE)
-        return value
-
-
 class Settings(Section):
-    """The whole tree."""
+    """The whole tree. `tenants` are those of the file; others may be made while forebay runs."""
 
     server: ServerSettings = ServerSettings()
     redis: RedisSettings = RedisSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    batch: BatchSettings = BatchSettings()
     models: Annotated[tuple[ModelSettings, ...], Field(min_length=1)]
     # After the models, which their validators look at.
-    tenants: Annotated[tuple[TenantSettings, ...], Field(min_length=1)]
+    tenants: tuple[TenantSettings, ...] = ()
     shared_prefixes: tuple[SharedPrefixSettings, ...] = ()
     routing: RoutingSettings = RoutingSettings()
 
@@ -281,6 +230,18 @@ class Settings(Section):
     @classmethod
     def _tenant_ids_differ(cls, value: tuple[TenantSettings, ...]) -> tuple[TenantSettings, ...]:
         _refuse_twins([tenant.id for tenant in value], "id")
+        return value
+
+    @field_validator("tenants")
+    @classmethod
+    def _downgrades_have_a_model(
+        cls, value: tuple[TenantSettings, ...], others: ValidationInfo
+    ) -> tuple[TenantSettings, ...]:
+        models: tuple[ModelSettings, ...] = others.data.get("models", ())
+        names = {model.name for model in models}
+        for index, tenant in enumerate(value):
+            if names and tenant.slo.downgrade_to not in {None, *names}:
+                raise ValueError(f"item {index} has a slo.downgrade_to that is no model's name")
         return value
 
     @field_validator("tenants")

@@ -15,18 +15,10 @@ _ANY = "[]"
 _SWITCHED_OFF: tuple[Any, ...] = (None, False, 0, "off", "none")
 
 _UNBUILT: tuple[tuple[str, ...], ...] = (
-    ("database", "url"),
     ("models", _ANY, "quantize"),
     ("models", _ANY, "speculate", "method"),
-    ("models", _ANY, "price"),
-    ("tenants", _ANY, "class"),
-    ("tenants", _ANY, "weight"),
-    ("tenants", _ANY, "slo"),
-    ("tenants", _ANY, "limits", "rpm"),
-    ("tenants", _ANY, "limits", "tpm"),
-    ("tenants", _ANY, "limits", "budget_usd"),
 )
-_SECTIONS = frozenset({("database",), ("models", _ANY, "speculate")})
+_SECTIONS = frozenset({("models", _ANY, "speculate")})
 """Parents of unbuilt keys that have nothing else in them."""
 
 REFUSAL = "not supported yet; leave it out"

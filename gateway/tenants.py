@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
-from dataclasses import dataclass
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from gateway.errors import unauthorized
+from policies.limits import NO_LIMITS, Limits
+from policies.service_class import ServiceClass
+from policies.slo import NO_SLO, Slo
 
 CacheScope = Literal["tenant", "user", "none"]
 
@@ -34,16 +39,23 @@ class TenantCache:
 class Tenant:
     """One tenant as the gateway enforces it.
 
-    `models` are glob patterns of model names; `concurrency` is how many requests may be in flight
-    at once (None: no limit). `sees_receipt` is whether its answers say in headers where they ran
-    and how.
+    `models` are glob patterns of model names. `model_limits` are further ceilings by a model's own
+    name; a cached token counts as `cached_weight` of one against limits; `enqueued_tokens` is what
+    its batches may hold that has not run (None: no limit). `sees_receipt` is whether its answers
+    say in headers where they ran and how.
     """
 
     id: str
-    models: tuple[str, ...]
-    concurrency: int | None
+    models: tuple[str, ...] = ("*",)
+    limits: Limits = NO_LIMITS
     cache: TenantCache = TenantCache()
     sees_receipt: bool = True
+    service_class: ServiceClass = ServiceClass.STANDARD
+    weight: float = 1.0
+    slo: Slo = NO_SLO
+    model_limits: Mapping[str, Limits] = field(default_factory=dict)
+    cached_weight: float = 0.1
+    enqueued_tokens: int | None = None
 
     @property
     def cache_scope(self) -> CacheScope:
@@ -61,27 +73,71 @@ def hash_key(key: str) -> str:
     return "sha256:" + hashlib.sha256(key.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """What is known of a key beside its hash. `id` is no secret and names it in limits, the ledger
+    and the operator's API. `expires_s` is a Unix time; None: it does not expire."""
+
+    id: str
+    limits: Limits = NO_LIMITS
+    expires_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a tenant, by one of its keys."""
+
+    tenant: Tenant
+    key: KeyFacts
+
+
+def key_id(hashed: str) -> str:
+    """The id of a key that nobody has named: the beginning of its hash, from which neither the key
+    nor the hash can be told."""
+    return "key-" + hashed.removeprefix("sha256:")[:12]
+
+
 class KeyRing:
     """Every key of every tenant, hashed. Immutable: a reload builds another ring."""
 
-    def __init__(self, keys: Iterable[tuple[str, Tenant]]) -> None:
-        """`keys` pairs a `hash_key` string with its tenant. Raises ValueError on a duplicate."""
-        self._tenant_by_digest: dict[bytes, Tenant] = {}
-        for hashed, tenant in keys:
+    def __init__(
+        self,
+        keys: Iterable[tuple[str, Tenant] | tuple[str, Tenant, KeyFacts]],
+        tenants: Iterable[Tenant] = (),
+    ) -> None:
+        """`keys` pairs a `hash_key` string with its tenant, and what else is known of the key.
+        `tenants` are all of them, those without a key too. Raises ValueError on a duplicate."""
+        # looked up under a key of this process's own, a near miss takes as long as any other
+        self._pepper = secrets.token_bytes(32)
+        self._caller_by_tag: dict[bytes, tuple[bytes, Caller]] = {}
+        self._tenants = {tenant.id: tenant for tenant in tenants}
+        for hashed, tenant, *rest in keys:
             digest = bytes.fromhex(hashed.removeprefix("sha256:"))
-            if digest in self._tenant_by_digest:
+            tag = self._tag(digest)
+            if tag in self._caller_by_tag:
                 raise ValueError(f"tenant {tenant.id}: one of its keys is listed twice")
-            self._tenant_by_digest[digest] = tenant
+            facts = rest[0] if rest else KeyFacts(key_id(hashed))
+            self._caller_by_tag[tag] = (digest, Caller(tenant, facts))
+            self._tenants.setdefault(tenant.id, tenant)
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]:
+        """All of them, by id."""
+        return self._tenants
 
     def tenant(self, tenant_id: str) -> Tenant | None:
         """The tenant of this id."""
-        return next((t for t in self._tenant_by_digest.values() if t.id == tenant_id), None)
+        return self._tenants.get(tenant_id)
 
     def authenticate(self, authorization: str | None) -> Tenant:
-        """The tenant of an `Authorization: Bearer KEY` header; raises a 401 ApiError otherwise.
+        """The tenant of `identify`, with its errors."""
+        return self.identify(authorization).tenant
 
-        Every stored digest is compared in constant time, so that neither a near miss nor the
-        number of tries before a hit can be told from the time taken.
+    def identify(self, authorization: str | None) -> Caller:
+        """Whose key an `Authorization: Bearer KEY` header carries; raises a 401 ApiError.
+
+        The digest of what was sent is looked up by an HMAC under a secret of this process's, and
+        compared in constant time: the time taken tells nothing of the digests that are stored.
         """
         if not authorization:
             raise unauthorized("No API key: send it as 'Authorization: Bearer KEY'.")
@@ -89,10 +145,12 @@ class KeyRing:
         if scheme.lower() != "bearer" or not key.strip():
             raise unauthorized("The Authorization header must read 'Bearer KEY'.")
         presented = hashlib.sha256(key.strip().encode("utf-8", "surrogatepass")).digest()
-        found: Tenant | None = None
-        for digest, tenant in self._tenant_by_digest.items():
-            if hmac.compare_digest(digest, presented):
-                found = tenant
-        if found is None:
+        digest, caller = self._caller_by_tag.get(self._tag(presented), (b"", None))
+        if caller is None or not hmac.compare_digest(digest, presented):
             raise unauthorized("This API key is not valid.")
-        return found
+        if caller.key.expires_s is not None and time.time() >= caller.key.expires_s:
+            raise unauthorized("This API key is not valid.")
+        return caller
+
+    def _tag(self, digest: bytes) -> bytes:
+        return hmac.digest(self._pepper, digest, "sha256")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from gateway.errors import bad_request
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
-from gateway.ledger import settled
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.prompts import encode_conversation, encode_text, require_known_tokens
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
 from gateway.served_model import ServedModel
+from gateway.settlement import settled
 from gateway.wire.fields import Fields, as_integer
 from gateway.wire.json_body import parse_object
 from gateway.wire.messages import read_messages

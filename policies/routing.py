@@ -32,11 +32,14 @@ NOTHING_CACHED = Cached()
 
 
 class Queued(NamedTuple):
-    """Of the sequences that wait, those of one priority, and their uncached prompt tokens."""
+    """Of the sequences that wait, those of one priority and flow, which shares the priority with
+    other flows by its `weight`; and their uncached prompt tokens."""
 
     priority: int
     sequences: int
     tokens: int
+    flow: bytes = b""
+    weight: float = 1.0
 
 
 class Standing(NamedTuple):
@@ -75,11 +78,14 @@ class Candidate(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
     """What routing knows of a request: the length of its prompt in tokens, how many it may
-    generate, and its place in the order of classes (lower is more urgent)."""
+    generate, and its place in the order of classes (lower is more urgent). `flow` is whose it is,
+    who has the share `weight` of the priority."""
 
     prompt_tokens: int
     max_tokens: int = 16
     priority: int = 0
+    flow: bytes = b""
+    weight: float = 1.0
 
 
 class Prediction(NamedTuple):

@@ -85,7 +85,7 @@ def predicted_terms(
             terms.append((0.0, load_s, alone_prefill_s))
             continue
         pending, waiting, running, context, slots, _, queued, answer_tokens, _ = standing
-        for priority, sequences, tokens in queued:
+        for priority, sequences, tokens, _, _ in queued:
             if priority > request.priority:
                 pending -= tokens
                 waiting -= sequences

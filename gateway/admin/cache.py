@@ -24,7 +24,7 @@ from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.served_model import ServedModel
-from gateway.settings import TENANT_ID, TENANT_ID_RULE
+from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
 
 _log = structlog.get_logger("forebay.admin")
 

@@ -18,7 +18,7 @@ from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
 from gateway.cli.server_call import DEFAULT_URL, connected, printable, refusal
 from gateway.explain import text_lines
-from gateway.settings import TENANT_ID, TENANT_ID_RULE
+from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
 from gateway.state_dir import StateDir
 
 cache = typer.Typer(help="Look into a running server's prompt cache, and remove from it.")

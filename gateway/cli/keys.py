@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
-from gateway.settings import TENANT_ID, TENANT_ID_RULE
+from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
 from gateway.state_dir import new_key
 from gateway.tenants import hash_key
 

@@ -115,7 +115,7 @@ class Load:
         self._pending_tokens += uncached_tokens
         self._waiting += sequences
         if priority > MOST_URGENT:
-            _, others, tokens = self._overtakable.get(priority, (priority, 0, 0))
+            _, others, tokens, _, _ = self._overtakable.get(priority, Queued(priority, 0, 0))
             queued = Queued(priority, others + sequences, tokens + uncached_tokens)
             if queued.sequences:
                 self._overtakable[priority] = queued

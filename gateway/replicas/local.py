@@ -34,7 +34,8 @@ from gateway.replicas.worker.replica import WorkerReplica
 from gateway.replicas.worker.supervisor import Patience
 from gateway.replicas.worker.work_order import WorkOrder
 from gateway.served_model import ServedModel
-from gateway.settings import ModelSettings, TenantSettings
+from gateway.settings import ModelSettings
+from gateway.settings_tenants import TenantSettings
 
 _log = structlog.get_logger("forebay.fleet")
 

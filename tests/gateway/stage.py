@@ -28,6 +28,7 @@ from gateway.served_model import ServedModel
 from gateway.settings import ServerSettings, Settings
 from gateway.sse import StreamTimes
 from gateway.tenants import CacheScope, KeyRing, Tenant, TenantCache, hash_key
+from policies.limits import Limits
 from tests.gateway.fakes import ByteTokenizer, RoleTemplate, ScriptedReplica
 
 K1, K2 = "key-one-0123456789", "key-two-0123456789"
@@ -82,9 +83,14 @@ class Observer:
         pass
 
 
-def tenant(name: str = "acme", cache_scope: CacheScope = "tenant", **fields: Any) -> Tenant:
-    values: dict[str, Any] = {"models": ("*",), "concurrency": None}
-    return Tenant(id=name, cache=TenantCache(scope=cache_scope), **{**values, **fields})
+def tenant(
+    name: str = "acme",
+    cache_scope: CacheScope = "tenant",
+    concurrency: int | None = None,
+    **fields: Any,
+) -> Tenant:
+    fields.setdefault("limits", Limits(concurrency=concurrency))
+    return Tenant(id=name, cache=TenantCache(scope=cache_scope), **fields)
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.dispatch.member import Condition
-from gateway.ledger import settled
 from gateway.metrics import Metrics
+from gateway.settlement import settled
 from tests.gateway.remote.remote_stage import SECRET, RemoteStage, chat, staged
 from tests.gateway.remote.upstream import (
     Received,

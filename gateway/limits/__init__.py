@@ -1,0 +1,1 @@
+"""Holds tenants, keys and models to their limits: reserve, then settle or abandon."""

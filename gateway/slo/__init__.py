@@ -1,0 +1,1 @@
+"""Whether tenants get what they were promised: attainment, goodput, and what follows from it."""

@@ -1,0 +1,59 @@
+"""Keeps account of how tenants' promises were kept, over a window of time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.tenants import Tenant
+
+
+class SloBook(Protocol):
+    """Belongs to the event loop; metrics read it from any thread."""
+
+    def note(
+        self,
+        tenant: Tenant,
+        model: str,
+        *,
+        promised: bool,
+        ttft_s: float | None,
+        tpot_s: float | None,
+        publish_s: float | None,
+    ) -> bool | None:
+        """A request that was let in is over, other than by its client's leaving. Whether it was
+        answered as promised; None where nothing was (`promised` False: it ran in another class)."""
+        ...
+
+    def shed(self, tenant: Tenant, model: str) -> None:
+        """A request was refused for want of capacity (503)."""
+        ...
+
+    def weight_of(self, tenant: Tenant) -> float:
+        """The tenant's weight as its error budget has it now: more while it burns too fast."""
+        ...
+
+
+class NoSloBook:
+    """Nobody was promised anything."""
+
+    def note(
+        self,
+        tenant: Tenant,
+        model: str,  # noqa: ARG002 - all alike
+        *,
+        promised: bool,
+        ttft_s: float | None,
+        tpot_s: float | None,
+        publish_s: float | None,  # noqa: ARG002 - no target
+    ) -> bool | None:
+        """Judged, and forgotten."""
+        if not promised or not tenant.slo.promises:
+            return None
+        return tenant.slo.met(ttft_s, tpot_s)
+
+    def shed(self, tenant: Tenant, model: str) -> None:
+        """Forgotten."""
+
+    def weight_of(self, tenant: Tenant) -> float:
+        """As configured."""
+        return tenant.weight

@@ -1,0 +1,95 @@
+"""On what terms a request runs: whose it is in the queues, how urgent, and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from gateway.errors import bad_request
+from gateway.http_call import HttpCall
+from gateway.tenants import Tenant
+from policies.service_class import SERVICE_TIERS, ServiceClass, class_of_tier, tier_of_class
+
+TIMEOUT = "x-request-timeout-ms"
+_LONGEST_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`flow` names the tenant to queues, which it shares by `weight`. `timeout_at_s`
+    (`time.monotonic`) is when its client will have no use for an answer any more. `tier` is the
+    `service_tier` that the client asked for."""
+
+    service_class: ServiceClass = ServiceClass.STANDARD
+    flow: bytes = b""
+    weight: float = 1.0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    timeout_at_s: float | None = None
+    tier: str | None = None
+    started_s: float = 0.0
+
+    @property
+    def priority(self) -> int:
+        """Of its class; lower is more urgent."""
+        return self.service_class.priority
+
+    @property
+    def deadline_s(self) -> float | None:
+        """When its first token is due (`time.monotonic`)."""
+        dues = [] if self.ttft_s is None else [self.started_s + self.ttft_s]
+        if self.timeout_at_s is not None:
+            dues.append(self.timeout_at_s)
+        return min(dues, default=None)
+
+    @property
+    def served_tier(self) -> str | None:
+        """The `service_tier` that the answer names; None if the client did not ask for one."""
+        return None if self.tier is None else tier_of_class(self.service_class)
+
+    def as_batch(self) -> Terms:
+        """The same, run in the gaps that others leave."""
+        return replace(self, service_class=ServiceClass.BATCH, ttft_s=None, tpot_s=None)
+
+
+def read_terms(
+    call: HttpCall, tier: object, tenant: Tenant, *, flow: bytes, weight: float
+) -> Terms:
+    """From the call's headers, its body's `service_tier`, and what the tenant was promised.
+
+    Raises a 400 ApiError for a tier or a timeout that is none.
+    """
+    if tier is not None and tier not in SERVICE_TIERS:
+        raise bad_request(
+            f"service_tier must be one of {', '.join(SERVICE_TIERS)}.", param="service_tier"
+        )
+    wanted = tier if isinstance(tier, str) else None
+    service_class = class_of_tier(wanted, tenant.service_class)
+    # what was promised was promised for the tenant's own class
+    promised = service_class is tenant.service_class
+    return Terms(
+        service_class=service_class,
+        flow=flow,
+        weight=weight,
+        ttft_s=tenant.slo.ttft_s if promised else None,
+        tpot_s=tenant.slo.tpot_s if promised else None,
+        timeout_at_s=_timeout_at_s(call),
+        tier=wanted,
+        started_s=call.started_s,
+    )
+
+
+def _timeout_at_s(call: HttpCall) -> float | None:
+    value = call.header(TIMEOUT)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and int(value[:9]) > 0 and len(value) <= 8):
+        raise bad_request(
+            f"The header {TIMEOUT} must be a whole number of milliseconds up to {_LONGEST_MS}."
+        )
+    return call.started_s + min(int(value), _LONGEST_MS) / 1e3
+
+
+def seconds_left(terms: Terms) -> float | None:
+    """Until the client gives up; None: it does not."""
+    return None if terms.timeout_at_s is None else terms.timeout_at_s - monotonic()

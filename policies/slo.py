@@ -1,0 +1,43 @@
+"""What a tenant was promised: targets, and what is done when they cannot be met."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+OnOverload = Literal["reject", "queue", "downgrade"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """`ttft_s` to the first token and `tpot_s` between tokens are met by a share of at least
+    `target` of the requests; None: nothing was promised.
+
+    A request whose first token is predicted too late is rejected, waits at most `max_queue_s` for a
+    better moment, or runs on the model `downgrade_to`.
+    """
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    target: float = 0.95
+    on_overload: OnOverload = "reject"
+    downgrade_to: str | None = None
+    max_queue_s: float = 10.0
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is any target."""
+        return self.ttft_s is not None or self.tpot_s is not None
+
+    def met(self, ttft_s: float | None, tpot_s: float | None) -> bool:
+        """Whether an answer with these times kept the promise. A time that never came to be, as
+        between the tokens of an answer of one, breaks none; an answer without a first token does.
+        """
+        if ttft_s is None:
+            return False
+        if self.ttft_s is not None and ttft_s > self.ttft_s:
+            return False
+        return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
+
+NO_SLO = Slo()
