@@ -32,6 +32,7 @@ from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.sse import StreamTimes
 from gateway.status_pages import StatusPages
+from gateway.tenancy import Tenancy, local_tenancy
 from gateway.tokenizing import Tokenizing
 
 _log = structlog.get_logger("forebay.http")
@@ -63,16 +64,19 @@ def create_app(
     stream_times: StreamTimes = StreamTimes(),  # noqa: B008 - frozen
     named_store: NamedCacheStore | None = None,
     control: FleetControl | None = None,
+    tenancy: Tenancy | None = None,
 ) -> ASGIApp:
     """The application. `models` may be filled later, but before `lifecycle` says that it is ready;
     `secret` keys every prefix chain. `named_store` keeps the named prefixes; None: this process's
-    memory alone. `control` adds and removes replicas; None: nobody does."""
+    memory alone. `control` adds and removes replicas; None: nobody does. `tenancy` keeps account of
+    tenants; None: in this process's memory."""
+    tenancy = tenancy or local_tenancy()
     recent = RecentRequests()
     named = NamedCaches(named_store or MemoryStore(), secret)
-    journey = Journey(runtime, models, metrics, secret, stream_times, named, recent)
+    journey = Journey(runtime, models, metrics, secret, stream_times, named, tenancy, recent)
     model_list = ModelList(runtime, models, metrics)
     tokenizing = Tokenizing(runtime, models, metrics)
-    caches = CachesApi(runtime, models, metrics, named, journey, recent)
+    caches = CachesApi(runtime, models, metrics, named, journey, tenancy, recent)
     pages = StatusPages(runtime, models, metrics, lifecycle)
     api: dict[str, dict[str, Handler]] = {
         "/v1/models": {"GET": model_list.show_all},

@@ -25,6 +25,7 @@ from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.served_model import ServedModel
 from gateway.settlement import settled
+from gateway.tenancy import Tenancy
 from gateway.tenants import Tenant
 from gateway.unknown_fields import UnknownFields
 from gateway.warming import conversation_of, warming_task
@@ -56,6 +57,7 @@ class CachesApi:
         metrics: Metrics,
         named: NamedCaches,
         journey: Journey,
+        tenancy: Tenancy,
         recent: RecentRequests | None = None,
     ) -> None:
         """`journey` is who runs prefixes, `recent` remembers how each met the cache."""
@@ -64,6 +66,7 @@ class CachesApi:
         self._metrics = metrics
         self._named = named
         self._journey = journey
+        self._tenancy = tenancy
         self._recent = recent
         self._unknown_fields = UnknownFields(metrics)
 
@@ -73,7 +76,7 @@ class CachesApi:
         201; 200 if there was the same already, which then lives longer.
         """
         request = self._request(call)
-        with settled(request, self._metrics, self._recent):
+        with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with AsyncExitStack() as scope:
@@ -106,7 +109,7 @@ class CachesApi:
     async def extend(self, call: HttpCall) -> None:
         """POST /v1/caches/{name}: from now on it lives at least for `ttl` again."""
         request = self._request(call)
-        with settled(request, self._metrics, self._recent):
+        with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with AsyncExitStack() as scope:
@@ -176,7 +179,8 @@ class CachesApi:
     ) -> NamedCache:
         """Run the prefix and store it with what the run has shown."""
         model = request.model = self._models.find_served(cache.model, tenant)
-        self._journey.admit(tenant, scope)
+        self._journey.set_terms(request, tenant)
+        self._journey.take_place(request, tenant, scope)
         lives_s = cache.expires_s - self._named.now_s()
         conversation = conversation_of(cache.messages)
         task = request.task = warming_task(conversation, model.name, user, lives_s)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import structlog
 
 from gateway.choice import GenerationFailedError, outputs_of
+from gateway.deadline import OutOfTime, in_time, out_of_time
 from gateway.errors import ApiError, internal_error, unavailable
 from gateway.http_call import Header
 from gateway.replica import ReplicaUnavailable
@@ -36,9 +37,10 @@ async def stream_answer(
     reason and without [DONE], and the ApiError is raised: who waits for either of them knows that
     the answer is not whole.
     """
-    async with EventStream(request.call, receipt_headers(request), times) as events:
+    async with EventStream(request.call, answer_headers(request), times) as events:
         try:
-            await _stream_choices(request, reply, events, include_usage=include_usage)
+            async with in_time(request.terms):
+                await _stream_choices(request, reply, events, include_usage=include_usage)
         except Exception as error:
             failure = _as_api_error(request, error)
             if failure is None:
@@ -62,6 +64,7 @@ async def _stream_choices(
                     choice.opened = True
                     frames += reply.opening(choice.index)
                 if delta.text or delta.entries:
+                    request.note_text()
                     frames += reply.delta(choice.index, delta)
                 if delta.finish_reason is not None:
                     frames += reply.final(choice.index, delta.finish_reason)
@@ -80,7 +83,7 @@ async def whole_answer(request: Request, reply: ReplyFormat) -> None:
     """Wait for every choice, then answer at once. Raises ApiError if one fails."""
     choices = await run_to_end(request)
     usage = request.usage()
-    headers = receipt_headers(request)
+    headers = answer_headers(request)
     if request.shows_receipt:
         headers += [
             (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),
@@ -93,7 +96,8 @@ async def whole_answer(request: Request, reply: ReplyFormat) -> None:
 async def run_to_end(request: Request) -> list[WholeChoice]:
     """Wait for every choice. Raises ApiError if one fails."""
     try:
-        return await _collect_choices(request)
+        async with in_time(request.terms):
+            return await _collect_choices(request)
     except Exception as error:
         failure = _as_api_error(request, error)
         if failure is None:
@@ -110,6 +114,8 @@ async def _collect_choices(request: Request) -> list[WholeChoice]:
                 delta = await choice.advance(output)
                 if output.token_ids:
                     request.note_token()
+                if delta.text:
+                    request.note_text()
                 texts[choice.index].append(delta.text)
                 entries[choice.index] += delta.entries
     whole: list[WholeChoice] = []
@@ -133,17 +139,21 @@ def _as_api_error(request: Request, error: Exception) -> ApiError | None:
     if isinstance(error, GenerationFailedError):
         _log.error("generation failed", reason=str(error))
         return internal_error(request.call.request_id)
+    if isinstance(error, OutOfTime):
+        return out_of_time()
     return None
 
 
-def receipt_headers(request: Request) -> list[Header]:
-    """Where the request runs, what its first token was predicted to take, and how long it was here
-    before it was sent there. Nothing for a tenant that is not to see it."""
+def answer_headers(request: Request) -> list[Header]:
+    """What is left of the tenant's limits; and where the request runs, what its first token was
+    predicted to take, and how long it was here before it was sent there, unless the tenant is not
+    to see that."""
+    headers = list(request.limit_headers)
     if not request.shows_receipt:
-        return []
+        return headers
     receipts = request.receipts()
     replicas = dict.fromkeys(receipt.candidate.name for receipt in receipts)
-    headers = [
+    headers += [
         (b"x-forebay-replica", ", ".join(replicas).encode()),
         (b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s)),
     ]

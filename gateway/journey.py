@@ -20,6 +20,7 @@ from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica
 from gateway.dispatch.run import MoveTerms, route_request
 from gateway.endpoints import CHAT, COMPLETIONS, Endpoint, Task
+from gateway.entrance import Entrance, asks_of
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
@@ -36,7 +37,9 @@ from gateway.served_model import ServedModel
 from gateway.settlement import settled
 from gateway.shared_prefixes import SharedPrefixes
 from gateway.sse import StreamTimes
-from gateway.tenants import Tenant
+from gateway.tenancy import Tenancy
+from gateway.tenants import Caller, Tenant
+from gateway.terms import Flows, read_terms
 from gateway.unknown_fields import UnknownFields
 from gateway.wire.json_body import parse_object
 from gateway.wire.reply import ReplyFormat, ReplyHead
@@ -53,6 +56,7 @@ class Journey:
         secret: bytes,
         times: StreamTimes,
         named: NamedCaches,
+        tenancy: Tenancy,
         recent: RecentRequests | None = None,
     ) -> None:
         """`recent` remembers how the last requests met the cache; None: nobody does."""
@@ -63,7 +67,10 @@ class Journey:
         self._times = times
         self._named = named
         self._recent = recent
-        self._limits = ConcurrencyLimits()
+        self._tenancy = tenancy
+        self._entrance = Entrance(tenancy)
+        self._flows = Flows(secret)
+        self._places = ConcurrencyLimits()
         self._shared_prefixes = SharedPrefixes(secret)
         self._unknown_fields = UnknownFields(metrics)
 
@@ -73,24 +80,44 @@ class Journey:
         Raises ApiError where the answer has not begun, which the caller then shows, or where it has
         broken off, which the client has been told; and ClientDisconnectedError.
         """
-        request = Request(call, endpoint.name, self._runtime.current)
-        with settled(request, self._metrics, self._recent):
+        await self._run(Request(call, endpoint.name, self._runtime.current), endpoint)
+
+    async def run_line(
+        self, call: HttpCall, endpoint: Endpoint, caller: Caller, batch: str
+    ) -> None:
+        """Answer one line of a batch as `run` does a call, for whoever made the batch."""
+        request = Request(call, endpoint.name, self._runtime.current, caller=caller, batch=batch)
+        await self._run(request, endpoint)
+
+    async def _run(self, request: Request, endpoint: Endpoint) -> None:
+        call = request.call
+        with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
             async with ends_with_client(call), AsyncExitStack() as scope:
                 owner = request.read_peer(body, self._secret)
                 values = parse_object(body)
+                self.set_terms(request, tenant, values.get("service_tier"))
                 if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
                     request.model = remote
-                    self.admit(tenant, scope)
-                    await relay(request, endpoint, values, remote, owner, self._secret, self._times)
+                    self.take_place(request, tenant, scope)
+                    await relay(
+                        request,
+                        endpoint,
+                        values,
+                        remote,
+                        owner,
+                        self._secret,
+                        self._times,
+                        lambda asks: self._entrance.let_in(request, remote, asks, scope),
+                    )
                     return
                 task = request.task = endpoint.read(values)
                 self._unknown_fields.note(task.generation.unknown)
                 model = self._models.choose_served(task.generation.model, tenant)
                 request.model = model
                 # before tokenizing: that is work which a tenant must not have done without limit
-                self.admit(tenant, scope)
+                self.take_place(request, tenant, scope)
                 task = request.task = await with_cached_content(task, tenant, model, self._named)
                 request.prompts = await task.encode(model)
                 await self.submit(request, task, tenant, model, scope)
@@ -105,10 +132,24 @@ class Journey:
                 else:
                     await whole_answer(request, reply)
 
-    def admit(self, tenant: Tenant, scope: AsyncExitStack) -> None:
-        """Take one of the tenant's places for as long as the scope lasts; a 429 if all are taken.
-        Whatever of the tenant's runs on a replica goes through here."""
-        scope.enter_context(self._limits.slot(tenant))
+    def set_terms(self, request: Request, tenant: Tenant, tier: object = None) -> None:
+        """On what terms the request runs, by its tenant, its headers and its `service_tier`. Raises
+        a 400 ApiError."""
+        terms = read_terms(
+            request.call,
+            tier,
+            tenant,
+            flow=self._flows.of(tenant.id),
+            weight=self._tenancy.slo.weight_of(tenant),
+        )
+        request.terms = terms.as_batch() if request.batch else terms
+
+    def take_place(self, request: Request, tenant: Tenant, scope: AsyncExitStack) -> None:
+        """Take one of the tenant's places in this process for as long as the scope lasts; a 429 if
+        all are taken. Whatever of the tenant's runs on a replica goes through here; batches have
+        places of their own."""
+        if not request.batch:
+            scope.enter_context(self._places.slot(tenant))
         scope.enter_context(self._metrics.in_flight(tenant.id))
 
     async def submit(
@@ -119,12 +160,14 @@ class Journey:
         model: ServedModel,
         scope: AsyncExitStack,
     ) -> None:
-        """Hand the request's prompts to the replica; its choices end with the scope at the latest.
+        """Let the request in and hand its prompts to the replica; its choices end with the scope at
+        the latest.
 
-        Raises a 400 ApiError for what the model cannot take, a 503 where the replica is full or
-        gone.
+        Raises a 400 ApiError for what the model cannot take, a 429 where the tenant is at one of
+        its limits, a 503 where the replicas are full or gone.
         """
         choices = await self._plan(request, task, request.cache_owner or tenant, model)
+        await self._entrance.let_in(request, model, asks_of(choices, task), scope)
         await self._submit(request, choices, model, scope)
 
     async def explain(
@@ -135,9 +178,10 @@ class Journey:
         Raises the ApiErrors that running it would.
         """
         endpoint = CHAT if "messages" in values else COMPLETIONS
+        request = Request(call, endpoint.name, snapshot, tenant=tenant)
+        self.set_terms(request, tenant, values.get("service_tier"))
         if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
-            return [await explain_relay(endpoint, values, remote, tenant)]
-        request = Request(call, endpoint.name, snapshot, tenant)
+            return [await explain_relay(endpoint, values, remote, tenant, request.terms)]
         task = endpoint.read(values)
         model = self._models.choose_served(task.generation.model, tenant)
         task = await with_cached_content(task, tenant, model, self._named)
@@ -154,10 +198,10 @@ class Journey:
     async def _plan(
         self, request: Request, task: Task, tenant: Tenant, model: ServedModel
     ) -> list[Choice]:
-        terms = cache_terms(self._secret, tenant, task.generation, model)
+        cache = cache_terms(self._secret, tenant, task.generation, model)
         declared = request.snapshot.settings.shared_prefixes
         shared = await self._shared_prefixes.of(model, declared)
-        return plan_choices(task, request.prompts, model, terms, shared)
+        return plan_choices(task, request.prompts, model, cache, shared, request.terms)
 
     async def _submit(
         self, request: Request, choices: list[Choice], model: ServedModel, scope: AsyncExitStack

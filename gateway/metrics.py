@@ -38,9 +38,12 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 OTHER = "other"
 ENDPOINTS = frozenset({"chat", "completions", "models", "tokenize", "detokenize", "caches"})
-OUTCOMES = frozenset({"success", "cancelled", "error", "refused", "limited", "unavailable"})
+OUTCOMES = frozenset(
+    {"success", "cancelled", "error", "expired", "refused", "limited", "unavailable"}
+)
 """`refused` is a 4xx of the client's making, `limited` the tenant's own limit (429), `unavailable`
-our capacity (503), `error` our fault, `cancelled` a client that left."""
+our capacity (503), `error` our fault, `expired` the request's own deadline (504), `cancelled` a
+client that left."""
 
 ReloadResult = Literal["success", "failure"]
 

@@ -18,6 +18,7 @@ from gateway.prompts import Prompt, context_exceeded
 from gateway.sampling import choice_params
 from gateway.served_model import ServedModel
 from gateway.shared_prefixes import PrefixIndex
+from gateway.terms import Terms
 from gateway.text_choice import EchoedPrompt, TextChoice
 
 
@@ -25,12 +26,13 @@ def plan_choices(
     task: Task,
     prompts: list[Prompt],
     model: ServedModel,
-    terms: CacheTerms,
+    cache: CacheTerms,
     shared: PrefixIndex | None,
+    terms: Terms,
 ) -> list[Choice]:
     """In OpenAI's order: the choices of the first prompt, then those of the second.
 
-    `terms` say what the prompts may share with whom, `shared` knows what everybody may.
+    `cache` says what the prompts may share with whom, `shared` knows what everybody may.
     Raises a 400 ApiError for a prompt that does not fit, for token ids that do not exist, and for
     more choices than could ever be taken at once: waiting would not help them.
     """
@@ -49,11 +51,11 @@ def plan_choices(
     choices: list[Choice] = []
     for prompt_index, prompt in enumerate(prompts):
         shared_prefix = None
-        if shared is not None and terms.chain_root is not None:
+        if shared is not None and cache.chain_root is not None:
             shared_prefix = shared.find(prompt.token_ids)
         prefix = UNKNOWN
-        if terms.chain_root is not None and not scores_prompt:
-            prefix = prompt_prefix(terms.chain_root, prompt.token_ids, shared_prefix)
+        if cache.chain_root is not None and not scores_prompt:
+            prefix = prompt_prefix(cache.chain_root, prompt.token_ids, shared_prefix)
         params = choice_params(
             generation.sampling,
             model,
@@ -68,11 +70,16 @@ def plan_choices(
                 request_id=f"{run_id}-{index}",
                 prompt_token_ids=prompt.token_ids,
                 params=own,
-                chain_root=terms.chain_root,
+                priority=terms.priority,
+                chain_root=cache.chain_root,
                 read_cache=not scores_prompt,
-                owner=terms.owner,
+                owner=cache.owner,
                 shared=shared_prefix,
                 retention=_retention(prompt, generation.keep_prompt_s),
+                flow=terms.flow,
+                weight=terms.weight,
+                deadline_s=terms.deadline_s,
+                tpot_s=terms.tpot_s,
             )
             text = _text(task, prompt, own, model, shows_generated=not scores_only)
             choices.append(Choice(index, prompt_index, request, text, prefix))

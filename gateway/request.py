@@ -11,13 +11,16 @@ from cache.report import CacheUse
 from gateway.choice import Choice
 from gateway.dispatch.receipt import Receipt
 from gateway.endpoints import Task
-from gateway.http_call import HttpCall
+from gateway.http_call import Header, HttpCall
+from gateway.limits.limiter import Reservation
 from gateway.models import AnyModel
 from gateway.peer import peer_tenant
 from gateway.prompts import Prompt
 from gateway.reload import Snapshot
-from gateway.tenants import Tenant, TenantCache
+from gateway.tenants import Caller, Tenant, TenantCache
+from gateway.terms import Terms
 from gateway.wire.usage import Usage, sum_by_tier
+from policies.pricing import FREE, Price
 
 
 @dataclass(slots=True)
@@ -39,13 +42,19 @@ class Request:
 
     `endpoint` is its label in metrics and logs, `snapshot` the configuration that judges it from
     beginning to end; `choices` are those that have been submitted to replicas of ours, `relayed`
-    what was sent to a remote server instead; times are monotonic seconds.
+    what was sent to a remote server instead; times are monotonic seconds. `reservation` is there
+    once limits have let it in; `batch` is the batch that it is a line of.
     """
 
     call: HttpCall
     endpoint: str
     snapshot: Snapshot
+    caller: Caller | None = None
     tenant: Tenant | None = None
+    terms: Terms = Terms()  # noqa: RUF009 - frozen
+    batch: str = ""
+    reservation: Reservation | None = None
+    price: Price = FREE
     cache_owner: Tenant | None = None
     """Whose KV it is, where that is not `tenant`: a peer's tenant, which the peer's key speaks
     for."""
@@ -56,12 +65,21 @@ class Request:
     relayed: Relayed | None = None
     submitted_s: float | None = None
     first_token_s: float | None = None
+    first_text_s: float | None = None
     last_token_s: float | None = None
 
     def authenticate(self) -> Tenant:
-        """Whose key the call carries; raises a 401 ApiError."""
-        self.tenant = self.snapshot.key_ring.authenticate(self.call.header("authorization"))
+        """Whose key the call carries; raises a 401 ApiError. Who asks already is known where it
+        was set."""
+        if self.caller is None:
+            self.caller = self.snapshot.key_ring.identify(self.call.header("authorization"))
+        self.tenant = self.caller.tenant
         return self.tenant
+
+    @property
+    def limit_headers(self) -> list[Header]:
+        """`x-ratelimit-*` and their like, once limits have let it in."""
+        return [] if self.reservation is None else self.reservation.headers
 
     def read_peer(self, body: bytes | bytearray, secret: bytes) -> Tenant:
         """Whose KV the request may share: its tenant's, or that of whom a trusted peer speaks for.
@@ -84,6 +102,11 @@ class Request:
         self.last_token_s = monotonic()
         if self.first_token_s is None:
             self.first_token_s = self.last_token_s
+
+    def note_text(self) -> None:
+        """Text has arrived that the client can show."""
+        if self.first_text_s is None:
+            self.first_text_s = monotonic()
 
     def usage(self) -> Usage:
         """Tokens so far, none before the engine has the request."""
@@ -129,6 +152,19 @@ class Request:
         if self.first_token_s is None:
             return None
         return self.first_token_s - self.call.started_s
+
+    def publish_s(self) -> float | None:
+        """From the request to the first text that is part of its answer: later than the first token
+        where a model thinks first."""
+        if self.first_text_s is None:
+            return None
+        return self.first_text_s - self.call.started_s
+
+    def queue_s(self) -> float | None:
+        """From the request's last byte until it was sent to a replica."""
+        if self.submitted_s is None or self.call.body_read_s is None:
+            return None
+        return self.submitted_s - self.call.body_read_s
 
     def tpot_s(self) -> float | None:
         """Between two tokens of one choice, on average; choices run side by side."""

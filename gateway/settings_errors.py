@@ -62,7 +62,7 @@ def describe(error: Mapping[str, Any], known_keys: Iterable[str]) -> str:
             return "unknown key" + did_you_mean(error["loc"][-1], known_keys)
         case "missing":
             return "is required"
-        case "literal_error":
+        case "literal_error" | "enum":
             return f"must be one of {context['expected'].replace(' or ', ', ')}"
         case "value_error":
             return str(context["error"])
@@ -80,6 +80,8 @@ def describe(error: Mapping[str, Any], known_keys: Iterable[str]) -> str:
             return f"must be at least {_number(context['ge'])}"
         case "greater_than":
             return f"must be more than {_number(context['gt'])}"
+        case "less_than":
+            return f"must be less than {_number(context['lt'])}"
         case "less_than_equal":
             return f"must be at most {_number(context['le'])}"
         case _:

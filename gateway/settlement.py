@@ -1,34 +1,49 @@
-"""However a request ends, it ends in the metrics and in one log line."""
+"""However a request ends, it ends in its limits, the ledger, the metrics and one log line."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from time import monotonic
 from types import TracebackType
 
 import structlog
 
 from cache.block import Tier
+from gateway.demand import used_tokens
 from gateway.errors import ApiError
 from gateway.http_call import ClientDisconnectedError
+from gateway.ledger.row import LedgerRow
 from gateway.metrics import Metrics
 from gateway.recent_requests import RecentRequests
 from gateway.request import Request
+from gateway.tenancy import Tenancy
+from gateway.wire.usage import Usage
 
 _log = structlog.get_logger("forebay.request")
+
+_CHARGED = frozenset({"success", "cancelled", "expired"})
+"""What fails through our fault is written down, and costs nothing."""
 
 
 class settled:  # noqa: N801 - it is used as a statement
     """Run the request inside; on the way out, whatever happened, settle it once."""
 
-    __slots__ = ("_metrics", "_recent", "_request")
+    __slots__ = ("_metrics", "_recent", "_request", "_tenancy")
 
     def __init__(
-        self, request: Request, metrics: Metrics, recent: RecentRequests | None = None
+        self,
+        request: Request,
+        metrics: Metrics,
+        tenancy: Tenancy | None = None,
+        recent: RecentRequests | None = None,
     ) -> None:
-        """`recent` remembers how it met the cache; None for what never meets it."""
+        """`tenancy` and `recent`, who remembers how requests met the cache, are None for what runs
+        on no replica."""
         self._request = request
         self._metrics = metrics
+        self._tenancy = tenancy
         self._recent = recent
 
     def __enter__(self) -> None:
@@ -40,14 +55,107 @@ class settled:  # noqa: N801 - it is used as a statement
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        request = self._request
         outcome, status = _outcome(error)
-        _settle(self._request, self._metrics, outcome, status)
+        usage = request.usage()
+        cost_nusd = None
+        if self._tenancy is not None:
+            cost_nusd = _account(request, self._tenancy, outcome, status, usage)
+            if isinstance(error, ApiError) and request.caller is not None:
+                for name, value in _limits_now(request, self._tenancy):
+                    error.headers.setdefault(name, value)
+        _settle(request, self._metrics, outcome, status, usage, cost_nusd)
         if self._recent is not None:
-            self._recent.note(self._request)
+            self._recent.note(request)
 
 
-def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None) -> None:
-    usage = request.usage()
+def cost_of(request: Request, usage: Usage) -> int:
+    """What the request costs with this usage, in nUSD."""
+    return request.price.request_nusd(
+        uncached_tokens=usage.prompt_tokens - usage.cached_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.completion_tokens,
+        batch=bool(request.batch),
+    )
+
+
+def _account(
+    request: Request, tenancy: Tenancy, outcome: str, status: int | None, usage: Usage
+) -> int | None:
+    """Settle what was reserved and write it down; the cost, None for what was never let in."""
+    tenant, model = request.tenant, request.model
+    if tenant is None or model is None or request.caller is None:
+        return None
+    if request.reservation is None:
+        if status == 503:
+            tenancy.slo.shed(tenant, model.name)
+        return None
+    charged = outcome in _CHARGED
+    cost_nusd = cost_of(request, usage) if charged else 0
+    if charged:
+        request.reservation.settle(used_tokens(usage, tenant), cost_nusd)
+    ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
+    met = None
+    if outcome != "cancelled":
+        met = tenancy.slo.note(
+            tenant,
+            model.name,
+            promised=request.terms.service_class is tenant.service_class,
+            ttft_s=ttft_s if charged else None,
+            tpot_s=tpot_s,
+            publish_s=publish_s,
+        )
+    now_s, e2e_s = time.time(), monotonic() - request.call.started_s
+    tenancy.ledger.note(
+        LedgerRow(
+            id=secrets.token_hex(16),
+            request_id=request.call.request_id,
+            started_s=now_s - e2e_s,
+            finished_s=now_s,
+            tenant=tenant.id,
+            key=request.caller.key.id,
+            model=model.name,
+            endpoint=request.endpoint,
+            service_class=request.terms.service_class,
+            outcome=outcome,
+            status=status,
+            streamed=bool(request.streams()),
+            prompt_tokens=usage.prompt_tokens,
+            cached_device_tokens=usage.cached_by_tier[Tier.DEVICE],
+            cached_dram_tokens=usage.cached_by_tier[Tier.DRAM],
+            cached_redis_tokens=usage.cached_by_tier[Tier.REDIS],
+            written_tokens=0,
+            output_tokens=usage.completion_tokens,
+            cost_nusd=cost_nusd,
+            e2e_s=e2e_s,
+            queue_s=request.queue_s(),
+            ttft_s=ttft_s,
+            publish_s=publish_s,
+            tpot_s=tpot_s,
+            met_slo=met,
+            replica=", ".join(_replicas(request)),
+            batch=request.batch,
+        )
+    )
+    return cost_nusd
+
+
+def _limits_now(request: Request, tenancy: Tenancy) -> list[tuple[str, str]]:
+    """`x-ratelimit-*` for a refusal."""
+    headers = request.limit_headers
+    if not headers and request.caller is not None:
+        headers = tenancy.limiter.headers(request.caller)
+    return [(name.decode(), value.decode()) for name, value in headers]
+
+
+def _settle(
+    request: Request,
+    metrics: Metrics,
+    outcome: str,
+    status: int | None,
+    usage: Usage,
+    cost_nusd: int | None,
+) -> None:
     receipts = request.receipts()
     e2e_s = monotonic() - request.call.started_s
     ttft_s, tpot_s = request.ttft_s(), request.tpot_s()
@@ -69,8 +177,10 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         "request",
         client=request.call.client_address(request.snapshot.settings.server.trusted_proxies),
         tenant=tenant,
+        key=request.caller.key.id if request.caller else None,
         model=model,
         endpoint=request.endpoint,
+        service_class=request.terms.service_class if request.caller else None,
         outcome=outcome,
         status=status,
         stream=request.streams(),
@@ -80,11 +190,17 @@ def _settle(request: Request, metrics: Metrics, outcome: str, status: int | None
         cached_dram_tokens=usage.cached_by_tier[Tier.DRAM],
         cached_redis_tokens=usage.cached_by_tier[Tier.REDIS],
         generated_tokens=usage.completion_tokens,
-        replica=", ".join(dict.fromkeys(receipt.candidate.name for receipt in receipts)) or None,
+        cost_nusd=cost_nusd,
+        replica=", ".join(_replicas(request)) or None,
         predicted_ttft_ms=_ms(receipts[0].predicted_ttft_s) if receipts else None,
         ttft_ms=_ms(ttft_s),
         e2e_ms=_ms(e2e_s),
     )
+
+
+def _replicas(request: Request) -> dict[str, None]:
+    """Where it ran, each once, in order."""
+    return dict.fromkeys(receipt.candidate.name for receipt in request.receipts())
 
 
 def _ms(seconds: float | None) -> float | None:
@@ -107,4 +223,6 @@ def _outcome_of(status: int) -> str:
         return "limited"
     if status == 503:
         return "unavailable"
+    if status == 504:
+        return "expired"
     return "refused" if status < 500 else "error"

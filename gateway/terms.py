@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from time import monotonic
 
+from cache.hashing import owner_tags
 from gateway.errors import bad_request
 from gateway.http_call import HttpCall
 from gateway.tenants import Tenant
@@ -93,3 +94,18 @@ def _timeout_at_s(call: HttpCall) -> float | None:
 def seconds_left(terms: Terms) -> float | None:
     """Until the client gives up; None: it does not."""
     return None if terms.timeout_at_s is None else terms.timeout_at_s - monotonic()
+
+
+class Flows:
+    """What tenants are called in queues: tags under the server's secret, as for their KV."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._flows: dict[str, bytes] = {}
+
+    def of(self, tenant_id: str) -> bytes:
+        """The tenant's flow."""
+        flow = self._flows.get(tenant_id)
+        if flow is None:
+            flow = self._flows[tenant_id] = owner_tags(self._secret, tenant_id, None).tenant
+        return flow

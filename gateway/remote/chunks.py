@@ -50,6 +50,11 @@ class Chunks:
         return self._has_content
 
     @property
+    def shows_text(self) -> bool:
+        """Whether any of it was part of the answer, and not of the thoughts before it."""
+        return self._transcript.shows_text
+
+    @property
     def complete(self) -> bool:
         """Whether the client has the whole text: nothing but usage can follow."""
         if not self._any_finished:

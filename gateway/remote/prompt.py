@@ -17,6 +17,7 @@ from gateway.dispatch.prefix import UNKNOWN, Prefix
 from gateway.errors import ApiError
 from gateway.remote.body import RelayBody
 from gateway.remote.model import RemoteModel
+from gateway.terms import Terms
 from gateway.wire.fields import Fields, as_integer
 from gateway.wire.messages import read_messages
 from policies.routing import RouteRequest
@@ -52,10 +53,16 @@ class RoutedPrompt(NamedTuple):
     exact: bool
     prefix: Prefix
 
-    def ask(self, body: RelayBody) -> RouteRequest:
+    def ask(self, body: RelayBody, terms: Terms) -> RouteRequest:
         """What routing goes by."""
         wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        return RouteRequest(prompt_tokens=max(1, self.tokens), max_tokens=max(1, wanted))
+        return RouteRequest(
+            prompt_tokens=max(1, self.tokens),
+            max_tokens=max(1, wanted),
+            priority=terms.priority,
+            flow=terms.flow,
+            weight=terms.weight,
+        )
 
     def in_links(self, cached_tokens: int, prompt_tokens: int | None) -> int:
         """Cached tokens as the server counts them, in the unit of the links."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from time import monotonic
 from typing import NoReturn
 
+from gateway.deadline import OutOfTime, in_time, out_of_time
+from gateway.demand import Ask
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica
 from gateway.dispatch.run import MoveTerms
@@ -27,6 +29,10 @@ from gateway.remote.whole import WholeAnswer, read_whole
 from gateway.request import Relayed, Request
 from gateway.sse import StreamTimes, event
 from gateway.tenants import Tenant
+from gateway.terms import Terms
+
+LetIn = Callable[[Sequence[Ask]], Awaitable[None]]
+"""Lets the request in, or raises the ApiError that it is refused with."""
 
 _SEED_BITS = 31
 _seeds = Random()
@@ -41,9 +47,10 @@ async def relay(
     tenant: Tenant,
     secret: bytes,
     times: StreamTimes,
+    let_in: LetIn,
 ) -> None:
-    """Answer an authenticated and admitted request whose body is `values`; `tenant` is whose KV it
-    may share.
+    """Answer an authenticated request whose body is `values`, once `let_in` has let it in; `tenant`
+    is whose KV it may share.
 
     Raises ApiError where the answer has not begun, or where it has broken off, which the client has
     been told. `request.relayed` is kept up to date, however it ends.
@@ -51,11 +58,13 @@ async def relay(
     body = read_body(values, endpoint.name)
     cache = model.isolation.terms(tenant, body)
     prompt = await routed_prompt(body, model, cache.chain_root)
+    ask = prompt.ask(body, request.terms)
+    await let_in([Ask(ask, prompt.prefix, body.choices, body.max_tokens is not None)])
     relayed = request.relayed = Relayed(choices=body.choices, stream=body.stream)
     routing = request.snapshot.settings.routing
     course = Course(
         model.router,
-        Route(prompt.ask(body), prompt.prefix),
+        Route(ask, prompt.prefix),
         MoveTerms(routing.moves, routing.recovery_s),
         relayed.receipts,
         request.call.request_id,
@@ -82,12 +91,13 @@ async def explain_relay(
     values: Mapping[str, object],
     model: RemoteModel,
     tenant: Tenant,
+    terms: Terms,
 ) -> Receipt:
     """Where a request with this body would go: a dry run. Raises the ApiErrors that it would."""
     body = read_body(values, endpoint.name)
     prompt = await routed_prompt(body, model, model.isolation.terms(tenant, body).chain_root)
     try:
-        return model.router.decide(prompt.ask(body), prompt.prefix)
+        return model.router.decide(prompt.ask(body, terms), prompt.prefix)
     except NoReplica as none:
         raise nowhere(full=none.full) from none
 
@@ -95,11 +105,15 @@ async def explain_relay(
 async def _whole(request: Request, course: Course, errand: Errand, model: RemoteModel) -> None:
     """Nothing has gone to the client until all is there: whatever is lost is asked for again."""
     answer: WholeAnswer | None = None
-    while answer is None:
-        async with course.at_a_replica(had_begun=False) as placement:
-            answer = await read_whole(
-                Attempt(errand, placement, course.predicted_ttft_s), model.name
-            )
+    try:
+        async with in_time(request.terms):
+            while answer is None:
+                async with course.at_a_replica(had_begun=False) as placement:
+                    answer = await read_whole(
+                        Attempt(errand, placement, course.predicted_ttft_s), model.name
+                    )
+    except OutOfTime:
+        raise out_of_time() from None
     _note_usage(request, errand, answer.usage)
     cached = 0 if answer.usage is None else answer.usage.cached_tokens or 0
     headers = _receipt(request, course)
@@ -116,23 +130,29 @@ async def _stream(
     chunks = Chunks(errand.body, model.name)
     async with Outlet(request.call, lambda: _receipt(request, course), times) as outlet:
         try:
-            whole = False
-            while not whole:
-                async with course.at_a_replica(had_begun=chunks.has_content) as placement:
-                    await relay_stream(
-                        Attempt(errand, placement, course.predicted_ttft_s),
-                        chunks,
-                        outlet,
-                        request,
-                    )
-                    whole = True
-                if not whole:
-                    chunks.begin_again()
+            async with in_time(request.terms):
+                await _pass_on(request, course, errand, chunks, outlet)
             _note_usage(request, errand, chunks.usage)
         except AnswerDiffers as differs:
             await _break_off(outlet, _cannot_go_on(), differs)
+        except OutOfTime:
+            await _break_off(outlet, out_of_time(), None)
         except ApiError as failure:
             await _break_off(outlet, failure, None)
+
+
+async def _pass_on(
+    request: Request, course: Course, errand: Errand, chunks: Chunks, outlet: Outlet
+) -> None:
+    whole = False
+    while not whole:
+        async with course.at_a_replica(had_begun=chunks.has_content) as placement:
+            await relay_stream(
+                Attempt(errand, placement, course.predicted_ttft_s), chunks, outlet, request
+            )
+            whole = True
+        if not whole:
+            chunks.begin_again()
 
 
 async def _break_off(outlet: Outlet, failure: ApiError, cause: Exception | None) -> NoReturn:
@@ -157,9 +177,10 @@ def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -
 def _receipt(request: Request, course: Course) -> list[Header]:
     """As of our own models (`gateway.delivery`)."""
     if not request.shows_receipt:
-        return []
+        return list(request.limit_headers)
     receipts = request.relayed.receipts if request.relayed is not None else []
-    headers = [(b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s))]
+    headers = list(request.limit_headers)
+    headers.append((b"x-forebay-queue-ms", _ms(request.call.body_read_s, request.submitted_s)))
     if receipts:
         headers.append((b"x-forebay-replica", receipts[-1].candidate.name.encode()))
         predicted_ms = course.predicted_ttft_s * 1e3

@@ -88,6 +88,8 @@ def _take(
         failure = error
     if chunks.content_events > before:
         request.note_token()
+        if request.first_text_s is None and chunks.shows_text:
+            request.note_text()
         if request.relayed is not None:
             # what is known should the answer break off: its usage comes at its end
             request.relayed.prompt_tokens = attempt.prompt_tokens

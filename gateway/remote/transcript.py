@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _TEXTS = frozenset({"content", "reasoning_content", "reasoning", "refusal"})
+_THOUGHTS = frozenset({"reasoning_content", "reasoning"})
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
@@ -195,6 +196,11 @@ class Transcript:
     def complete(self) -> bool:
         """Whether every choice that was asked for has its finish reason."""
         return len(self._choices) >= self._expected and self.all_finished
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether anything was said that is answer and not thought."""
+        return any(not choice.said.keys() <= _THOUGHTS for choice in self._choices.values())
 
     @property
     def all_finished(self) -> bool:

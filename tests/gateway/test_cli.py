@@ -94,11 +94,11 @@ def test_check_says_what_a_file_amounts_to(
 
 def test_check_says_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "forebay.yaml"
-    path.write_text(CONFIG + "server: {prot: 1}\ndatabase: {url: sqlite}\n")
+    path.write_text(CONFIG + "server: {prot: 1}\ndatabase: {url: mysql}\n")
     assert run(["check", str(path)]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f"forebay: {path}: database.url: not supported yet; leave it out",
         f"forebay: {path}: server.prot: unknown key; did you mean port?",
+        f"forebay: {path}: database.url: must be sqlite or a URL that begins with postgresql://",
     ]
 
 

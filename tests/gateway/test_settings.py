@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,16 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gateway.config_file import load_settings
+from gateway.credentials import tenant_of
 from gateway.settings import Settings
 from gateway.settings_cache import PrefixMessage, TenantCacheSettings
 from gateway.settings_errors import ConfigError
 from gateway.settings_redis import shown_url, url_secrets
 from gateway.settings_units import byte_size, duration_s, whole_number
-from gateway.tenants import hash_key
+from gateway.tenants import Tenant, hash_key
+from policies.limits import Limits
+from policies.service_class import ServiceClass
+from policies.slo import Slo
 
 HASH = hash_key("a-key-of-acme")
 MINIMAL = f"""
@@ -168,7 +173,6 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
     [
         ("quantize: int8", "quantize"),
         ("speculate: {method: draft}", "speculate.method"),
-        ("price: {input: 1}", "price"),
     ],
 )
 def test_model_keys_of_later_features_are_refused_by_name(
@@ -178,27 +182,91 @@ def test_model_keys_of_later_features_are_refused_by_name(
     assert mistakes(tmp_path, with_model(line)) == [expected]
 
 
+def test_what_is_promised_to_a_tenant(tmp_path: Path) -> None:
+    text = with_tenant(
+        "class: interactive, weight: 2, models: [small*], "
+        "limits: {rpm: 600, tpm: 200000, concurrency: 16, cached_weight: 0.25, "
+        "enqueued_tokens: 1000, budget_usd: {amount: 50.10, per: day}, models: {m: {rpm: 6}}}, "
+        "slo: {ttft_ms: 500, tpot_ms: 120, target: 0.99, on_overload: queue, max_queue_ms: 2000}"
+    )
+    tenant = tenant_of(load(tmp_path, text).tenants[0])
+    assert tenant == Tenant(
+        id="acme",
+        models=("small*",),
+        service_class=ServiceClass.INTERACTIVE,
+        weight=2.0,
+        limits=Limits(600, 200_000, 16, 50_100_000_000, "day"),
+        model_limits={"m": Limits(rpm=6)},
+        cached_weight=0.25,
+        enqueued_tokens=1000,
+        slo=Slo(0.5, 0.12, 0.99, "queue", None, 2.0),
+    )
+
+
+def test_a_tenant_of_whom_nothing_is_said_has_no_limits_and_no_promise(tmp_path: Path) -> None:
+    assert tenant_of(load(tmp_path, MINIMAL).tenants[0]) == Tenant(id="acme")
+
+
 @pytest.mark.parametrize(
-    ("line", "key"),
+    ("line", "where", "message"),
     [
-        ("class: batch", "class"),
-        ("weight: 2", "weight"),
-        ("slo: {ttft_ms: 1}", "slo"),
-        ("limits: {rpm: 6}", "limits.rpm"),
-        ("limits: {tpm: 6}", "limits.tpm"),
-        ("limits: {budget_usd: {amount: 5}}", "limits.budget_usd"),
+        ("class: gold", "class", "must be one of 'interactive', 'standard', 'batch'"),
+        ("clas: batch", "clas", "unknown key; did you mean class?"),
+        ("service_class: batch", "service_class", "unknown key"),
+        ("weight: 0", "weight", "must be more than 0"),
+        ("limits: {rpm: 0}", "limits.rpm", "must be at least 1"),
+        ("limits: {rpm: 1.5}", "limits.rpm", "must be a whole number"),
+        ("limits: {rmp: 1}", "limits.rmp", "unknown key; did you mean rpm?"),
+        ("limits: {budget_usd: 5}", "limits.budget_usd", "must be a mapping"),
+        (
+            "limits: {budget_usd: {amount: five}}",
+            "limits.budget_usd.amount",
+            "must be a number of US dollars",
+        ),
+        (
+            "limits: {budget_usd: {amount: -1}}",
+            "limits.budget_usd.amount",
+            "must be between 0 and 1000000 US dollars",
+        ),
+        ("slo: {target: 1}", "slo.target", "must be less than 1"),
+        (
+            "slo: {on_overload: downgrade}",
+            "slo",
+            "downgrade_to and on_overload: downgrade are needed together",
+        ),
+        (
+            "slo: {on_overload: downgrade, downgrade_to: nope}",
+            None,
+            "item 0 has a slo.downgrade_to that is no model's name",
+        ),
     ],
 )
-def test_tenant_keys_of_later_features_are_refused_by_name(
-    tmp_path: Path, line: str, key: str
+def test_what_cannot_be_promised_is_refused_by_name(
+    tmp_path: Path, line: str, where: str | None, message: str
 ) -> None:
-    expected = f"forebay.yaml: tenants[0].{key}: not supported yet; leave it out"
-    assert mistakes(tmp_path, with_tenant(line)) == [expected]
+    place = "tenants" if where is None else f"tenants[0].{where}"
+    said = mistakes(tmp_path, with_tenant(line))
+    assert len(said) == 1
+    assert said[0].startswith(f"forebay.yaml: {place}: {message}")
 
 
-def test_sections_of_later_features_are_refused_by_name(tmp_path: Path) -> None:
-    expected = "forebay.yaml: database.url: not supported yet; leave it out"
-    assert mistakes(tmp_path, MINIMAL + "database: {url: sqlite}") == [expected]
+def test_a_price_is_exact(tmp_path: Path) -> None:
+    text = with_model("price: {input: 0.1, cached_input: 0.01, output: 0.4}")
+    price = load(tmp_path, text).models[0].price.as_price()
+    assert (price.input, price.output) == (Decimal("0.1"), Decimal("0.4"))
+    assert price.request_nusd(uncached_tokens=1, cached_tokens=1, output_tokens=1) == 510
+    text = with_model("price: {input: 0.1}")
+    assert load(tmp_path, text).models[0].price.as_price().cached_input == Decimal("0.1")
+
+
+def test_where_what_outlives_the_process_is_kept(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).database.url == "sqlite"
+    url = "postgresql://forebay:secret@db:5432/forebay"
+    assert load(tmp_path, MINIMAL + f"database: {{url: {url}}}").database.url == url
+    said = mistakes(tmp_path, MINIMAL + "database: {url: 'mysql://u:pw@h/d'}")
+    assert said == [
+        "forebay.yaml: database.url: must be sqlite or a URL that begins with postgresql://"
+    ]
 
 
 def test_values_that_say_off_are_accepted(tmp_path: Path) -> None:
@@ -574,7 +642,6 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
         ("FOREBAY_SERVER__PROT", "names no setting; did you mean port?"),
         ("FOREBAY_SERVER__PORT__X", "names no setting"),
         ("FOREBAY_MODELS__5__NAME", "names an item that is not there; the next index may be added"),
-        ("FOREBAY_DATABASE__URL", "not supported yet; leave it out"),
         ("FOREBAY_MODELS__X__NAME", "names no setting"),
     ],
 )

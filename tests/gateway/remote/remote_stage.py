@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from cache.directory import Directory
+from gateway.demand import Ask
 from gateway.dispatch.member import Condition, Member
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
@@ -231,7 +232,7 @@ class Call:
             "state": {"request_id": "req-1"},
         }
         call = HttpCall(scope, self._receive, self._send)
-        request = Request(call, self._endpoint.name, self._stage.snapshot, self._who)
+        request = Request(call, self._endpoint.name, self._stage.snapshot, tenant=self._who)
         self._stage.requests.append(request)
         try:
             values = parse_object(await read_body(call, 1 << 30))
@@ -244,12 +245,18 @@ class Call:
                     self._who,
                     SECRET,
                     self._stage.stream_times,
+                    _let_in,
                 )
         except ApiError as error:
             if not call.response_started:
                 await call.answer_error(error)
         except ClientDisconnectedError:
             pass
+
+
+async def _let_in(asks: Sequence[Ask]) -> None:
+    """Everybody."""
+    assert all(ask.route.prompt_tokens > 0 for ask in asks)
 
 
 @asynccontextmanager

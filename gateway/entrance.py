@@ -1,0 +1,90 @@
+"""The way in for what has been understood: limits are reserved, then capacity is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from gateway.choice import Choice
+from gateway.demand import Ask, demand_of
+from gateway.dispatch.receipt import Receipt
+from gateway.dispatch.router import NoReplica
+from gateway.dispatch.run import route_request
+from gateway.endpoints import Task
+from gateway.models import AnyModel
+from gateway.request import Request
+from gateway.tenancy import Prices, Tenancy
+from gateway.tenants import Caller
+from policies.limits import Limits
+
+
+class Entrance:
+    """Lets requests in, to models of our own and to remote ones alike."""
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self._prices = Prices()
+
+    async def let_in(
+        self, request: Request, model: AnyModel, asks: Sequence[Ask], scope: AsyncExitStack
+    ) -> None:
+        """Reserve what the request may use, for as long as the scope lasts, and wait until there is
+        room for it.
+
+        Raises a 429 ApiError where a limit of its tenant is reached, a 503 where it would not get
+        its first token in time. A request that is refused has spent nothing.
+        """
+        caller = request.caller
+        if caller is None:
+            raise AssertionError("a request is let in once it is known whose it is")
+        receipts = foresee(model, asks)
+        first = receipts[0]
+        request.price = self._prices.of(request.snapshot.settings, model.name)
+        demand = demand_of(
+            asks,
+            [0 if each is None else each.candidate.cached.tokens for each in receipts],
+            caller.tenant,
+            request.price,
+            usual_answer_tokens=0 if first is None else first.candidate.standing.answer_tokens,
+            batch=bool(request.batch),
+        )
+        limited = budget_only(caller) if request.batch else caller
+        reservation = await self._tenancy.limiter.reserve(limited, model.name, demand)
+        request.reservation = scope.enter_context(reservation)
+
+
+def asks_of(choices: Sequence[Choice], task: Task) -> list[Ask]:
+    """One for each prompt of a task that has been planned."""
+    says_length = task.generation.max_tokens is not None
+    return [
+        Ask(route_request(choice.request), choice.prefix, task.generation.n, says_length)
+        for choice in {each.prompt_index: each for each in reversed(choices)}.values()
+    ][::-1]
+
+
+def foresee(model: AnyModel, asks: Sequence[Ask]) -> list[Receipt | None]:
+    """Where each prompt would go now, and what it would find there; None where nothing serves."""
+    receipts: list[Receipt | None] = []
+    for ask in asks:
+        try:
+            receipts.append(model.router.decide(ask.route, ask.prefix))
+        except NoReplica:
+            receipts.append(None)
+    return receipts
+
+
+def budget_only(caller: Caller) -> Caller:
+    """For batches: they have their own limit of tokens in line, and cost money like others."""
+    tenant = replace(
+        caller.tenant,
+        limits=_budget_of(caller.tenant.limits),
+        model_limits={
+            name: _budget_of(limits) for name, limits in caller.tenant.model_limits.items()
+        },
+    )
+    return Caller(tenant, replace(caller.key, limits=_budget_of(caller.key.limits)))
+
+
+def _budget_of(limits: Limits) -> Limits:
+    return Limits(budget_nusd=limits.budget_nusd, budget_per=limits.budget_per)
