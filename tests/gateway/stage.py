@@ -27,6 +27,7 @@ from gateway.routing_policies import load_policy
 from gateway.served_model import ServedModel
 from gateway.settings import ServerSettings, Settings
 from gateway.sse import StreamTimes
+from gateway.tenancy import Tenancy
 from gateway.tenants import CacheScope, KeyRing, Tenant, TenantCache, hash_key
 from policies.limits import Limits
 from tests.gateway.fakes import ByteTokenizer, RoleTemplate, ScriptedReplica
@@ -110,6 +111,8 @@ class Stage:
     other_replicas: list[ScriptedReplica] = field(default_factory=list)
     routing: dict[str, Any] = field(default_factory=dict)
     times: StreamTimes = field(default_factory=StreamTimes)
+    tenancy: Tenancy | None = None
+    model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.metrics = Metrics(["m", "org/other"], ["acme", "beta"], SECRET)
@@ -121,7 +124,7 @@ class Stage:
     def snapshot(self) -> Snapshot:
         settings = Settings(
             server=ServerSettings(**self.server),
-            models=({"name": "m", "path": "bundled"},),
+            models=({"name": "m", "path": "bundled", **self.model},),
             tenants=({"id": "acme", "keys": ({"env": "X"},)},),
             shared_prefixes=self.shared_prefixes,
             routing=self.routing,
@@ -157,6 +160,7 @@ class Stage:
                 SECRET,
                 self.lifecycle,
                 stream_times=self.times,
+                tenancy=self.tenancy,
             )
         return self._app
 

@@ -1,0 +1,253 @@
+"""However a request ends, it is settled once: limits, ledger, promises."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+
+from gateway.errors import limit_exceeded
+from gateway.ledger.row import LedgerRow
+from gateway.slo.book import NoSloBook
+from gateway.tenancy import Tenancy
+from gateway.tenants import Caller, Tenant
+from policies.limits import Demand
+from policies.service_class import ServiceClass
+from policies.slo import Slo
+from tests.gateway.fakes import ScriptedReplica
+from tests.gateway.stage import (
+    CHAT,
+    COMPLETIONS,
+    K1,
+    Stage,
+    chat,
+    error_of,
+    events,
+    eventually,
+    prompt,
+    tenant,
+)
+
+PRICED = {"price": {"input": 1, "cached_input": 0.5, "output": 2}}
+
+
+@dataclass
+class Reserved:
+    """One reservation and what became of it."""
+
+    caller: Caller
+    model: str
+    demand: Demand
+    settled: list[tuple[int, int]] = field(default_factory=list)
+    held: bool = False
+    headers: ClassVar = [(b"x-ratelimit-limit-requests", b"60")]
+
+    def settle(self, tokens: int, cost_nusd: int) -> None:
+        self.settled.append((tokens, cost_nusd))
+
+    def __enter__(self) -> Reserved:
+        self.held = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.held = False
+
+
+@dataclass
+class Books:
+    """A limiter, a ledger and a book of promises that remember what they are told."""
+
+    reserved: list[Reserved] = field(default_factory=list)
+    rows: list[LedgerRow] = field(default_factory=list)
+    sheds: list[str] = field(default_factory=list)
+    refuses: bool = False
+    slo: NoSloBook = field(default_factory=NoSloBook)
+
+    async def reserve(self, caller: Caller, model: str, demand: Demand) -> Reserved:
+        if self.refuses:
+            raise limit_exceeded("Too many.", code="rate_limit_exceeded", retry_after_s=7)
+        self.reserved.append(Reserved(caller, model, demand))
+        return self.reserved[-1]
+
+    def headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
+        return [(b"x-ratelimit-remaining-requests", b"3")]
+
+    def note(self, row: LedgerRow) -> None:
+        self.rows.append(row)
+
+    def shed(self, tenant: Tenant, model: str) -> None:
+        self.sheds.append(f"{tenant.id} {model}")
+
+
+class Promises(NoSloBook):
+    """Notes who was shed."""
+
+    def __init__(self, books: Books) -> None:
+        self.shed = books.shed  # type: ignore[method-assign] # it only listens
+
+
+def stage_with(books: Books, **fields: Any) -> Stage:
+    return Stage(tenancy=Tenancy(books, books, Promises(books)), model=PRICED, **fields)
+
+
+async def test_a_whole_answer_is_settled_at_what_it_used():
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(b"abcd"))
+    response = await stage.post(COMPLETIONS, prompt("x" * 20, max_tokens=50))
+    assert response.json()["usage"]["completion_tokens"] == 5
+    assert response.headers["x-ratelimit-limit-requests"] == "60"
+    (reserved,) = books.reserved
+    assert (reserved.caller.tenant.id, reserved.model) == ("acme", "m")
+    assert reserved.demand == Demand(70, 70, 120_000, 120_000)
+    assert reserved.settled == [(25, 20 * 1000 + 5 * 2000)]
+    assert not reserved.held
+    (row,) = books.rows
+    assert row.request_id == response.headers["x-request-id"]
+    assert (row.tenant, row.model, row.endpoint) == ("acme", "m", "completions")
+    assert (row.outcome, row.status, row.streamed) == ("success", 200, False)
+    assert (row.prompt_tokens, row.output_tokens, row.cost_nusd) == (20, 5, 30_000)
+    assert row.key == reserved.caller.key.id
+    assert row.replica == "fake/0"
+    assert row.ttft_s is not None
+    assert row.publish_s is not None
+    assert 0 < row.ttft_s <= row.publish_s <= row.e2e_s
+
+
+async def test_a_stream_says_its_limits_and_is_written_down_once():
+    books = Books()
+    stage = stage_with(books)
+    response = await stage.post(CHAT, chat(stream=True))
+    assert response.headers["x-ratelimit-limit-requests"] == "60"
+    assert events(response.text)[-1] == "[DONE]"
+    assert len(books.rows) == len(books.reserved) == 1
+    assert books.rows[0].streamed
+    # text that is a token's is published with it
+    assert books.rows[0].publish_s == pytest.approx(books.rows[0].ttft_s, abs=0.05)
+
+
+async def test_a_client_that_leaves_pays_for_what_was_computed():
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(b"x" * 400, step_s=0.005))
+    async with stage.served() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = b'{"model":"m","prompt":"hello","stream":true,"max_tokens":400}'
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n"
+            b"content-length: %d\r\n\r\n%b" % (K1.encode(), len(body), body)
+        )
+        await reader.readuntil(b"data: ")
+        await eventually(lambda: stage.replica.generated >= 20)
+        writer.close()
+        await eventually(lambda: books.rows)
+    (row,) = books.rows
+    assert row.outcome == "cancelled"
+    assert 20 <= row.output_tokens < 400
+    assert row.cost_nusd == 5 * 1000 + row.output_tokens * 2000
+    assert books.reserved[0].settled == [(5 + row.output_tokens, row.cost_nusd)]
+    assert not books.reserved[0].held
+
+
+async def test_what_fails_through_our_fault_is_written_down_and_costs_nothing():
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(fails_after=3))
+    response = await stage.post(COMPLETIONS, prompt())
+    assert response.status_code == 500
+    assert books.reserved[0].settled == []
+    assert not books.reserved[0].held
+    (row,) = books.rows
+    assert (row.outcome, row.status, row.cost_nusd) == ("error", 500, 0)
+    assert row.output_tokens == 3
+
+
+async def test_what_is_refused_has_reserved_nothing_and_is_not_in_the_ledger():
+    books = Books()
+    stage = stage_with(books, max_context=64)
+    for body in (chat(temperature=9), chat("x" * 400), {**chat(), "model": "nope"}):
+        response = await stage.post(CHAT, body)
+        assert response.status_code in (400, 404)
+        assert response.headers["x-ratelimit-remaining-requests"] == "3"
+    assert books.reserved == books.rows == []
+
+
+async def test_a_limit_refuses_before_anything_runs():
+    books = Books(refuses=True)
+    stage = stage_with(books)
+    for stream in (False, True):
+        response = await stage.post(CHAT, chat(stream=stream))
+        assert response.status_code == 429
+        assert response.headers["retry-after"] == "7"
+        assert response.headers["x-ratelimit-remaining-requests"] == "3"
+        assert error_of(response)["type"] == "rate_limit_error"
+    assert stage.replica.requests == []
+    assert books.rows == []
+
+
+async def test_replicas_that_are_full_give_back_what_was_reserved():
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(full=True))
+    response = await stage.post(CHAT, chat())
+    assert response.status_code == 503
+    assert books.reserved[0].settled == []
+    assert not books.reserved[0].held
+    assert books.rows[0].outcome == "unavailable"
+    assert books.rows[0].output_tokens == 0
+
+
+async def test_a_promise_is_judged_and_written_down():
+    owner = tenant("acme", slo=Slo(ttft_s=30.0), service_class=ServiceClass.INTERACTIVE)
+    books = Books()
+    stage = stage_with(books, tenants={K1: owner})
+    await stage.post(CHAT, chat())
+    strict = Books()
+    hurried = tenant("acme", slo=Slo(tpot_s=1e-9))
+    stage = stage_with(strict, replica=ScriptedReplica(step_s=0.001), tenants={K1: hurried})
+    await stage.post(CHAT, chat())
+    assert strict.rows[0].met_slo is False
+
+
+async def test_a_deadline_ends_a_whole_answer_with_a_504_and_frees_the_replica():
+    books = Books()
+    replica = ScriptedReplica(b"x" * 100, gate=asyncio.Event())
+    stage = stage_with(books, replica=replica)
+    async with stage.client() as client:
+        response = await client.post(
+            CHAT, json=chat(), headers={"x-request-timeout-ms": "50"}, timeout=5
+        )
+    assert response.status_code == 504
+    assert error_of(response)["code"] == "deadline_exceeded"
+    await eventually(lambda: replica.open == 0)
+    assert books.rows[0].outcome == "expired"
+
+
+async def test_a_deadline_ends_a_stream_with_one_error_event():
+    books = Books()
+    replica = ScriptedReplica(b"x" * 4000, step_s=0.005)
+    stage = stage_with(books, replica=replica, max_context=1 << 16)
+    async with stage.client() as client:
+        response = await client.post(
+            CHAT,
+            json=chat(stream=True, max_tokens=4000),
+            headers={"x-request-timeout-ms": "150"},
+            timeout=5,
+        )
+    assert response.status_code == 200
+    said = events(response.text)
+    assert said[-1]["error"]["code"] == "deadline_exceeded"
+    assert sum("error" in event for event in said) == 1
+    assert len(said) > 2
+    await eventually(lambda: replica.open == 0)
+    assert books.rows[0].outcome == "expired"
+    assert 0 < books.rows[0].output_tokens < 4000
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "999999999999"])
+async def test_a_deadline_that_is_none_is_refused(value: str):
+    books = Books()
+    stage = stage_with(books)
+    async with stage.client() as client:
+        response = await client.post(CHAT, json=chat(), headers={"x-request-timeout-ms": value})
+    assert response.status_code == 400
+    assert "x-request-timeout-ms" in error_of(response)["message"]
+    assert books.reserved == []
