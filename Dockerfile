@@ -36,7 +36,7 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 
-# By number, so that a mount can be given to it (compose.yaml).
+# By number, so that volumes stay its own when the image is built anew.
 RUN useradd --uid 10001 --home-dir /var/lib/forebay --no-create-home forebay \
     && install -d -o forebay -g forebay -m 0700 /var/lib/forebay
 COPY --from=build /opt/forebay /opt/forebay

@@ -51,12 +51,11 @@ class BlockLeaders:
             self._urged.append((leader, sequence.rank.priority))
         return True
 
-    def take_urged(self) -> bool:
-        """Make leaders as urgent as the most urgent sequence that waits for them. Whether any rank
-        has changed: lines in rank order are out of order then."""
-        changed = bool(self._urged)
+    def take_urged(self) -> dict[Sequence, int]:
+        """The leaders that somebody more urgent waits for, each with the most urgent priority that
+        does."""
+        urged: dict[Sequence, int] = {}
         for leader, priority in self._urged:
-            if priority < leader.rank.priority:
-                leader.rank = leader.rank._replace(priority=priority)
+            urged[leader] = min(priority, urged.get(leader, leader.rank.priority))
         self._urged.clear()
-        return changed
+        return urged

@@ -12,28 +12,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
-
-import torch
 
 from cache.block_events import BlockEvents
 from cache.block_pool import Share
 from cache.report import CacheStats, Erased
 from cache.tiered_cache import TieredCache
-from engine.batching import BatchBuilder, step_shape, wants_prompt_logprobs
+from engine.batching import BatchBuilder, step_shape
 from engine.caching import device_only
+from engine.computation import Computation, Computed
+from engine.ending import EndRules, last_words
 from engine.errors import BadLogits, EngineError
 from engine.executors.base import Executor
 from engine.report import EngineStats, StepReport
-from engine.request import EngineOutput, EngineRequest, FinishReason, TokenLogprobs
-from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.sampler import Sampled, Sampler
-from engine.sampling_params import SamplingParams
-from engine.scheduler import Chunk, Scheduler
+from engine.request import EngineOutput, EngineRequest, FinishReason
+from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from policies.cost import Coefficients
 
@@ -93,10 +89,9 @@ class Engine:
             )
         self._executor = executor
         self._longest_blocks = longest_blocks
-        self._eos = eos_token_ids
+        self._rules = EndRules(options.max_context, eos_token_ids)
         self._options = options
         self._sink = sink
-        self._sampler = Sampler()
         self._wake = threading.Condition()
         self._cache = open_cache(executor, self._notify)
         self._scheduler = Scheduler(
@@ -106,12 +101,13 @@ class Engine:
             max_running=options.max_running,
             prompt_logprob_tokens=options.prompt_logprob_tokens,
         )
-        self._batches = BatchBuilder(
+        batches = BatchBuilder(
             max_running=options.max_running,
             max_context=options.max_context,
             max_blocks=longest_blocks,
             step_tokens=options.step_tokens,
         )
+        self._computation = Computation(executor, batches)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps = 0
@@ -334,45 +330,27 @@ class Engine:
 
     def _accept(self, request: EngineRequest) -> EngineOutput | None:
         """Put the request in line, or say why not."""
-        problem = self._problem_of(request)
+        problem = self._rules.problem_of(request)
+        if request.request_id in self._sequences:
+            problem = "a request of this id is running"
         if problem:
-            return _last_words(request.request_id, FinishReason.ERROR, 0, problem)
+            return last_words(request.request_id, FinishReason.ERROR, 0, problem)
         try:
-            sequence = Sequence(request, self._arrivals)
+            sequence = Sequence(request, self._arrivals, time.monotonic())
             self._scheduler.add(sequence)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
             _log.exception("request %s cannot be taken in", request.request_id)
-            return _last_words(request.request_id, FinishReason.ERROR, 0, type(error).__name__)
+            return last_words(request.request_id, FinishReason.ERROR, 0, type(error).__name__)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         return None
-
-    def _problem_of(self, request: EngineRequest) -> str | None:
-        total = len(request.prompt_token_ids) + request.params.max_tokens
-        if not request.prompt_token_ids:
-            return "the prompt is empty"
-        if request.params.max_tokens < 1:
-            return "max_tokens must be at least 1"
-        given = request.generated_token_ids
-        if len(given) >= request.params.max_tokens:
-            return f"{len(given)} of max_tokens {request.params.max_tokens} are generated already"
-        if given and self._ends(request.params, given[-1]):
-            return "the tokens generated already end with a stop token"
-        if total > self._options.max_context:
-            return f"prompt and max_tokens need {total} of {self._options.max_context} tokens"
-        if request.request_id in self._sequences:
-            return "a request of this id is running"
-        return None
-
-    def _ends(self, params: SamplingParams, token: int) -> bool:
-        return token in params.stop_token_ids or (not params.ignore_eos and token in self._eos)
 
     def _abort(self, request_id: str) -> EngineOutput | None:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return None
         self._scheduler.remove(sequence)
-        return _last_words(request_id, FinishReason.ABORT, sequence.cached_tokens)
+        return last_words(request_id, FinishReason.ABORT, sequence.cached_tokens)
 
     def _let_answers_in(self) -> None:
         """Put the step off a little for prompts that could begin in it."""
@@ -391,7 +369,8 @@ class Engine:
             return
         shape = step_shape(chunks)
         started = time.perf_counter()
-        outputs = self._forward_and_sample(chunks)
+        moved = [self._move_on(computed) for computed in self._computation.run(chunks)]
+        outputs = [output for output in moved if output is not None]
         self._steps += 1
         self._idle_since = time.monotonic()
         seconds = time.perf_counter() - started
@@ -415,96 +394,28 @@ class Engine:
             or self._cache.has_mail
         )
 
-    def _forward_and_sample(self, chunks: Ordered[Chunk]) -> list[EngineOutput]:
-        """Compute the chunks together; if that raises, each alone, so that only the culprit fails.
-
-        Nothing moves on until all is computed, so that another attempt starts from the same state.
-        """
-        try:
-            results = self._compute(chunks)
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
-            if len(chunks) == 1:
-                sequence = chunks[0].sequence
-                _log.exception("request %s failed in its step", sequence.request.request_id)
-                return [self._finish(sequence, FinishReason.ERROR, error=type(error).__name__)]
-            outputs: list[EngineOutput] = []
-            for chunk in chunks:  # KV writes of the failed attempt are simply written again
-                outputs += self._forward_and_sample([chunk])
-            return outputs
-        moved = (
-            self._move_on(chunk, result) for chunk, result in zip(chunks, results, strict=True)
-        )
-        return [output for output in moved if output is not None]
-
-    def _compute(self, chunks: Ordered[Chunk]) -> list[_ChunkResult]:
-        """Run the model, take prompt log-probabilities, choose one token per finished chunk."""
-        batch, ranges = self._batches.build(chunks)
-        logits = self._executor.forward(batch)
-        results = [_ChunkResult() for _ in chunks]
-        sampling: list[int] = []
-        rows: list[int] = []
-        for index, (chunk, logit_rows) in enumerate(zip(chunks, ranges, strict=True)):
-            if wants_prompt_logprobs(chunk):
-                try:
-                    results[index].prompt_logprobs = _prompt_logprobs(
-                        chunk, logits[logit_rows.start : logit_rows.stop]
-                    )
-                except BadLogits as bad:
-                    results[index].chosen = bad
-                    continue
-            if chunk.reaches_end:
-                sampling.append(index)
-                rows.append(logit_rows.stop - 1)
-        if len(rows) != logits.shape[0]:
-            logits = logits[rows]
-        outcomes = self._sampler.sample(logits, [chunks[index].sequence.row for index in sampling])
-        for index, outcome in zip(sampling, outcomes, strict=True):
-            results[index].chosen = outcome
-        return results
-
-    def _move_on(self, chunk: Chunk, result: _ChunkResult) -> EngineOutput | None:
-        """Commit the chunk's KV and its token; KV that led to bad logits is not kept for others."""
-        sequence = chunk.sequence
-        if isinstance(result.chosen, BadLogits):
-            return self._finish(sequence, FinishReason.ERROR, error=str(result.chosen))
-        sequence.prompt_logprobs += result.prompt_logprobs
+    def _move_on(self, computed: Computed) -> EngineOutput | None:
+        """Commit the chunk's KV and its token, and end the sequence if that was the last; KV that
+        led to bad logits is not kept for others."""
+        (chunk, outcome), sequence = computed, computed.chunk.sequence
+        chosen = outcome.chosen
+        if isinstance(chosen, Exception):
+            error = str(chosen) if isinstance(chosen, BadLogits) else type(chosen).__name__
+            return self._finish(sequence, FinishReason.ERROR, error=error)
+        sequence.prompt_logprobs += outcome.prompt_logprobs
         self._scheduler.commit(chunk)
-        return None if result.chosen is None else self._advance(sequence, result.chosen)
-
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> EngineOutput:
-        """Append the token; end the sequence if it was the last."""
-        params = sequence.request.params
-        token = sampled.token_id
-        sequence.append(token)
-        logprobs = (sampled.logprobs,) if sampled.logprobs is not None else ()
-        of_prompt: tuple[TokenLogprobs, ...] | None = None
-        first = sequence.generated == sequence.given + 1
-        if params.prompt_logprobs is not None and sequence.generated == 1:
-            of_prompt = tuple(sequence.prompt_logprobs)
-        stopped = self._ends(params, token)
-        reason = None
-        if stopped:
-            reason = FinishReason.STOP
-        elif sequence.generated >= params.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
+        if chosen is None:
+            return None
+        output = self._rules.advance(sequence, chosen)
+        if output.finish_reason is not None:
             self._scheduler.remove(sequence)
             del self._sequences[sequence.request.request_id]
-        return EngineOutput(
-            request_id=sequence.request.request_id,
-            token_ids=(token,),
-            logprobs=logprobs,
-            cached_tokens=sequence.cached_tokens,
-            finish_reason=reason,
-            stopped_by_token=stopped,
-            prompt_logprobs=of_prompt,
-            cache_use=sequence.cache_use if first else None,
-        )
+        return output
 
     def _finish(self, sequence: Sequence, reason: FinishReason, *, error: str) -> EngineOutput:
         self._scheduler.remove(sequence)
         self._sequences.pop(sequence.request.request_id, None)
-        return _last_words(sequence.request.request_id, reason, sequence.cached_tokens, error)
+        return last_words(sequence.request.request_id, reason, sequence.cached_tokens, error)
 
     def _end_all(self) -> list[EngineOutput]:
         """Everything that is still here ends: on `close` as aborts, after a crash as errors."""
@@ -518,7 +429,7 @@ class Engine:
                 _log.exception("request %s could not be released", sequence.request.request_id)
         self._sequences.clear()
         self._submitted.clear()
-        return [_last_words(request_id, reason, 0, error) for request_id in ids]
+        return [last_words(request_id, reason, 0, error) for request_id in ids]
 
     def _tell_snapshot(self) -> BlockEvents:
         events = self._cache.snapshot()
@@ -551,38 +462,3 @@ class Engine:
                 self._options.step_tokens, self._executor.block_tokens
             )
         self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, stats, events, cost))
-
-
-@dataclass(slots=True)
-class _ChunkResult:
-    """What computing a chunk brought: `chosen` is None where no token was due."""
-
-    chosen: Sampled | BadLogits | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> list[TokenLogprobs]:
-    """Rows predict the next prompt token; the last prompt row predicts the first new one.
-
-    Raises BadLogits for rows that are not finite.
-    """
-    sequence = chunk.sequence
-    last = min(sequence.computed + chunk.tokens, sequence.prompt_tokens - 1)
-    rows = last - sequence.computed
-    if rows < 1:
-        return []
-    targets = torch.from_numpy(sequence.token_ids(sequence.computed + 1, last + 1))
-    return prompt_logprobs(logits[:rows], targets, sequence.request.params.prompt_logprobs or 0)
-
-
-def _last_words(
-    request_id: str, reason: FinishReason, cached_tokens: int, error: str | None = None
-) -> EngineOutput:
-    return EngineOutput(
-        request_id=request_id,
-        token_ids=(),
-        logprobs=(),
-        cached_tokens=cached_tokens,
-        finish_reason=reason,
-        error=error,
-    )

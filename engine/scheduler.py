@@ -1,9 +1,11 @@
 """Who runs in the next step, on which pages.
 
-One token budget per step, no prefill or decode modes: running sequences first, then waiting ones
+One token budget per step, no prefill or decode modes: running streams first, then prompts, those
+under way and those that are let in, by class and by their flows' counters (`engine.waiting_line`),
 while budget, slots and pages last. When pages run out the least urgent running sequence releases
-its pages to the cache and waits again at its old place in line; nothing of it is lost. It does so,
-too, for a waiting sequence of a more urgent priority, whose prefill comes before its own.
+its pages to the cache and waits again, before those that never ran; nothing of it is lost. It does
+so, too, for a waiting sequence of a more urgent priority, whose prefill comes before its own; but
+not in its own turn, which a class gets now and then (`policies.floors`).
 
 A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
 it is searched for, `loading` with its slot and pages while it is copied into them.
@@ -11,19 +13,27 @@ it is searched for, `loading` with its slot and pages while it is copied into th
 
 from __future__ import annotations
 
+import math
+import time
 from bisect import insort
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
-from cache.block import BlockKey
-from cache.explanation import not_read
 from cache.promotion import Found
-from cache.report import CacheUse
 from cache.tiered_cache import TieredCache
-from engine.block_leaders import BlockLeaders
+from engine.meter import Meter
 from engine.sequence import Sequence
-from policies.scheduling import Rank, pick_victim, share_budget
+from engine.sequence_pages import SequencePages
+from engine.waiting_line import WaitingLine
+from policies.floors import TURN_SHARE, ClassFloors
+from policies.scheduling import Rank, pick_victim
+from policies.step_budget import StepBudget, Streams
+
+_GRANT_BLOCKS = 8
+"""A class's turn is worth so many blocks' tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +56,17 @@ class Load(NamedTuple):
     context_tokens: int
 
 
+class _Entry(Enum):
+    """What came of trying to let a sequence in. `PASSED`: it waits for its KV, others may go."""
+
+    STARTED = auto()
+    PASSED = auto()
+    NO_SLOT = auto()
+    NO_PAGES = auto()
+
+
 class Scheduler:
-    """Owns the queue, the running set, the slots and the pool. Step-loop thread only."""
+    """Owns the line, the running set, the slots and the pool. Step-loop thread only."""
 
     def __init__(
         self,
@@ -57,28 +76,34 @@ class Scheduler:
         step_tokens: int,
         max_running: int,
         prompt_logprob_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` is the one that requests' deadlines are on."""
         self.pool = cache.device
         self.preemptions = 0
         self.running: list[Sequence] = []  # in rank order
-        self.waiting: list[Sequence] = []  # in rank order
         self.loading: list[Sequence] = []
-        self._cache = cache
+        self._meter = Meter()
+        self.waiting = WaitingLine(self._meter)
+        self._pages = SequencePages(cache, block_tokens)
+        self._cost = cache.cost
+        self._clock = clock
         self._block_tokens = block_tokens
         self._step_tokens = step_tokens
         self._prompt_logprob_tokens = prompt_logprob_tokens
         self._free_slots = deque(range(max_running))
-        self._leaders = BlockLeaders()
+        self._floors = ClassFloors(_GRANT_BLOCKS * block_tokens)
+        self._held_back: set[int] = set()  # priorities that could have used more of the last step
         self._waiting_tokens = 0  # the sum of `uncached` over those who wait
+        self._planned: dict[Sequence, int] = {}  # the step's tokens by sequence, while it is made
+        self._short_of_pages = False
+        self._preempted_before = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Put a sequence in line by its rank, and have its prompt searched for in every tier."""
-        request = sequence.request
-        if sequence.lookup is None and request.read_cache and request.chain_root is not None:
-            keys, tenant = self._readable_keys(sequence), request.owner.tenant
-            sequence.lookup = self._cache.look_up(keys, tenant, sequence.known)
-        insort(self.waiting, sequence, key=_rank)
-        self._foresee(sequence, self._cache.blocks_held(self._readable_keys(sequence)))
+        """Put a sequence in line, and have its prompt searched for in every tier."""
+        hits = self._pages.search(sequence)
+        self.waiting.add(sequence)
+        self._foresee(sequence, hits)
 
     def load(self) -> Load:
         """Exact between two steps. Of those who wait, what a lower tier will turn out to have, and
@@ -95,296 +120,312 @@ class Scheduler:
         return Load(pending, context)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks, in rank order, with pages for every one of their tokens.
+        """The next step's chunks, with pages for every one of their tokens.
 
         The sum of tokens is at most the step budget. Empty only if nothing can run.
         """
-        preempted_before = self.preemptions
-        short_of_pages = False
-        running = list(self.running)
-        wanted = [self._wanted(sequence) for sequence in running]
-        shares = share_budget(self._step_tokens, wanted)
-        chunks: list[Chunk] = []
-        let_in: int | None = None
-        overtaken = bool(running) and self._is_overtaken(running[-1].rank.priority)
-        for index, sequence in enumerate(running):
-            if overtaken and not short_of_pages:
-                priority = sequence.rank.priority
-                if priority != let_in and self._is_overtaken(priority):
-                    let_in = priority
-                    shares[index:] = self._let_urgent_in(chunks, running[index:], wanted[index:])
-            share = shares[index]
-            if not share or sequence.slot is None:
-                continue
-            # victims are the least urgent, hence at or after this one: chunks so far stay valid
-            if self._make_room(sequence, share):
-                chunks.append(Chunk(sequence, share))
-            else:
-                short_of_pages = True
-        if not short_of_pages and self.preemptions == preempted_before:
-            self._admit(chunks, self._left_of(chunks))
-        if self._leaders.take_urged():  # not before: chunks and victims go by the order of ranks
-            self.running.sort(key=_rank)
-            self.waiting.sort(key=_rank)  # a leader may have been preempted since
-        return chunks
+        self._planned = {}
+        self._short_of_pages = False
+        self._preempted_before = self.preemptions
+        self._floors.step(self._meter.take_served(), self._held_back)
+        streams, prefilling = self._plan_streams()
+        budget = StepBudget(self._step_tokens, streams, self._block_tokens, self._cost.step_s)
+        open_to_all = self._plan_turns(budget, prefilling)
+        self._plan_prefills(budget, prefilling, open_to_all)
+        self._held_back = set(self.waiting.priorities)
+        for sequence in prefilling:
+            if sequence.computed + self._planned.get(sequence, 0) < sequence.known:
+                self._held_back.add(sequence.rank.priority)
+        for sequence, priority in self._pages.leaders.take_urged().items():
+            self._urge(sequence, priority)
+        return [Chunk(sequence, tokens) for sequence, tokens in self._planned.items()]
 
     def commit(self, chunk: Chunk) -> None:
         """The chunk's KV is in the pages: count it and publish the blocks it filled."""
         sequence = chunk.sequence
-        sequence.computed += chunk.tokens
-        self._publish(sequence, sequence.computed)
+        end = sequence.computed + chunk.tokens
+        self._meter.serve(sequence, end, generates=end == sequence.known)
         prefilled = sequence.prompt_tokens + sequence.given
-        if sequence.computed >= prefilled > sequence.computed - chunk.tokens:
-            keys = sequence.block_keys(self._block_tokens, sequence.prompt_tokens)
-            self._cache.prompt_done(keys, sequence.pages, sequence.request.retention)
+        done_now = sequence.computed < prefilled <= end
+        sequence.computed = end
+        self._pages.publish(sequence, end)
+        if done_now:
+            self._pages.prompt_done(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""
-        if sequence.lookup is not None:
-            self._cache.close_lookup(sequence.lookup)
+        self._pages.close_search(sequence)
         if sequence in self.loading:
+            if sequence.leaving:
+                return
             sequence.leaving = True  # its pages are being written: they are released after that
         elif sequence.slot is not None:
             self.running.remove(sequence)
-            self._cache.sequence_done(sequence.pages[: sequence.published])
-            self._release(sequence)
-        elif sequence in self.waiting:
-            self._leave_line(sequence)
+            self._pages.leave(sequence)
+            self._give_up_slot(sequence)
+        elif self.waiting.remove(sequence):
+            self._forget_foreseen(sequence)
+        else:
+            return
+        self._meter.end(sequence)
 
-    def _admit(self, chunks: list[Chunk], budget: int, before: int | None = None) -> None:
-        """Let waiting sequences run while there is room for them; with `before` those of a priority
-        before it, for whom running ones of that priority or behind make room."""
-        for sequence in list(self.waiting):
-            if before is not None and sequence.rank.priority >= before:
-                return
-            if budget <= 0 or (not self._free_slots and before is None):
-                return
-            if sequence.lookup is not None and sequence.lookup.pending:
+    def _plan_streams(self) -> tuple[Streams, list[Sequence]]:
+        """One token for everybody whose last one alone is to be computed. Returns them as one, and
+        the others."""
+        prefilling: list[Sequence] = []
+        planned, block_tokens, left = self._planned, self._block_tokens, self._step_tokens
+        context, tpot_s = 0, math.inf
+        for sequence in self.running.copy():
+            if sequence.slot is None:  # preempted for one before it
                 continue
-            found = self._find(sequence)
-            hits = len(found.pages) + len(found.slots)
-            follows = self._leaders.keeps_waiting(sequence, self._readable_keys(sequence), hits)
-            if not follows or hits >= sequence.reach:
-                self._foresee(sequence, hits)
-            if follows:
+            known, computed = sequence.known, sequence.computed
+            if known - computed > 1:
+                prefilling.append(sequence)
                 continue
-            if before is not None:
-                found = self._push_aside(sequence, found, before)
-            if not self._free_slots or not self._fits(sequence, found.pages):
-                return  # strict order: nobody overtakes a sequence that waits for pages
-            self._leave_line(sequence)
-            self._take_slot(sequence, found)
-            if found.slots:
-                self._load(sequence, found)
+            if not left:
                 continue
-            self._start(sequence, loaded_from=len(sequence.pages))
-            share = min(self._wanted(sequence), budget)
-            if not self._make_room(sequence, share):  # cannot be: _fits counted the pages
-                raise RuntimeError("an admitted sequence found no pages")
-            chunks.append(Chunk(sequence, share))
-            budget -= share
+            if computed < len(sequence.pages) * block_tokens:
+                planned[sequence] = 1
+            elif not self._plan(sequence, 1):
+                continue
+            left -= 1
+            context += known
+            target_s = sequence.request.tpot_s
+            if target_s is not None and target_s < tpot_s:
+                tpot_s = target_s
+        streams = Streams(len(planned), context, None if tpot_s == math.inf else tpot_s)
+        return streams, prefilling
 
-    def _is_overtaken(self, priority: int) -> bool:
-        """Whether somebody of a more urgent priority waits."""
-        return bool(self.waiting) and self.waiting[0].rank.priority < priority
-
-    def _let_urgent_in(
-        self, chunks: list[Chunk], behind: list[Sequence], wanted: list[int]
-    ) -> list[int]:
-        """Let in who is more urgent than all of `behind`, who `wanted` so many tokens each: their
-        prefills come later, their decodes all the same. Returns the shares that are left for them.
-        """
-        budget = self._left_of(chunks) - wanted.count(1)
-        self._admit(chunks, budget, before=behind[0].rank.priority)
-        still = [
-            0 if sequence.slot is None else tokens
-            for sequence, tokens in zip(behind, wanted, strict=True)
-        ]
-        return share_budget(self._left_of(chunks), still)
-
-    def _left_of(self, chunks: list[Chunk]) -> int:
-        return self._step_tokens - sum(chunk.tokens for chunk in chunks)
-
-    def _push_aside(self, sequence: Sequence, found: Found, before: int) -> Found:
-        """Preempt running sequences of the priority `before` and behind until there is a slot and
-        pages for this one, or none are left. Returns what it can start from then: nobody held what
-        was found before."""
-        while not self._free_slots or not self._fits(sequence, found.pages):
-            last = self.running[-1] if self.running else None
-            if last is None or last.rank.priority < before:
+    def _plan_turns(self, budget: StepBudget, prefilling: list[Sequence]) -> bool:
+        """Give those who have a turn what is theirs; adds to `prefilling` who is let in for it.
+        Whether anybody else may be let in."""
+        for sequence in prefilling:
+            if sequence.turn and sequence.slot is not None:
+                self._prefill_turn(budget, sequence)
+        for priority in self._floors.due():
+            own = [each for each in prefilling if each.slot is not None]
+            own = [each for each in own if each.rank.priority == priority]
+            if any(each.turn for each in own):
+                continue
+            if own:
+                own[0].turn = self._floors.take(priority)
+                self._prefill_turn(budget, own[0])
+                continue
+            for sequence in self.waiting.of_class(priority, self._clock()):
+                entry = self._let_in(sequence, prefilling)
+                if entry is _Entry.STARTED:
+                    sequence.turn = self._floors.take(priority)
+                    if sequence not in self.loading:
+                        prefilling.append(sequence)
+                        self._prefill_turn(budget, sequence)
+                elif entry is _Entry.PASSED:
+                    continue
+                elif entry is _Entry.NO_PAGES and self._floors.closes_door(priority):
+                    return False
                 break
-            self._preempt(last)
-            found = self._find(sequence)
-        return found
+        return True
 
-    def _leave_line(self, sequence: Sequence) -> None:
+    def _plan_prefills(
+        self, budget: StepBudget, prefilling: list[Sequence], open_to_all: bool
+    ) -> None:
+        """Prompts under way and prompts that are let in, in the order of their turns."""
+        line = self._line() if open_to_all and budget.has_room else iter(())
+        head = next(line, None)
+        under_way = sorted(prefilling, key=_place) if len(prefilling) > 1 else prefilling.copy()
+        for sequence in under_way:
+            while head is not None and budget.has_room and self._precedes(head, sequence):
+                head = self._next_head(budget, head, line, prefilling)
+            if sequence.slot is not None:
+                self._prefill(budget, sequence)
+        while head is not None and budget.has_room:
+            head = self._next_head(budget, head, line, prefilling)
+
+    def _line(self) -> Iterator[Sequence]:
+        """Those who wait, in the order of their turns, if any of them can be let in."""
+        priorities = self.waiting.priorities
+        if not priorities or not (self._free_slots or self._behind(priorities[0])):
+            return iter(())
+        return self.waiting.in_order(self._clock())
+
+    def _precedes(self, head: Sequence, running: Sequence) -> bool:
+        """Whether a waiting prompt comes before one that is under way: one of a more urgent class,
+        or one of another flow that, shared fairly, would be through before this one."""
+        if head.rank.priority != running.rank.priority:
+            return head.rank.priority < running.rank.priority
+        if head.request.flow == running.request.flow and not head.begun:
+            return False
+        return self._meter.tag(head) < self._meter.tag(running)
+
+    def _next_head(
+        self,
+        budget: StepBudget,
+        head: Sequence,
+        line: Iterator[Sequence],
+        prefilling: list[Sequence],
+    ) -> Sequence | None:
+        """Let the head of the line in. Returns the next one; None if that is all for this step."""
+        if self._short_of_pages or (
+            self.preemptions != self._preempted_before and not self._behind(head.rank.priority)
+        ):
+            return None
+        entry = self._let_in(head, prefilling)
+        if entry is _Entry.STARTED and head not in self.loading:
+            prefilling.append(head)
+            self._prefill(budget, head)
+        # strict order: nobody overtakes a sequence that waits for a slot or for pages
+        return next(line, None) if entry in (_Entry.STARTED, _Entry.PASSED) else None
+
+    def _let_in(self, sequence: Sequence, prefilling: list[Sequence]) -> _Entry:
+        """Give a waiting sequence a slot and the pages that were found for it, if it can begin; who
+        is less urgent makes room."""
+        if not self._free_slots and not self._behind(sequence.rank.priority):
+            return _Entry.NO_SLOT
+        if sequence.lookup is not None and sequence.lookup.pending:
+            return _Entry.PASSED
+        found = self._pages.find(sequence)
+        hits = len(found.pages) + len(found.slots)
+        follows = self._pages.follows(sequence, hits)
+        if not follows or hits >= sequence.reach:
+            self._foresee(sequence, hits)
+        if follows:
+            return _Entry.PASSED
+        while not self._free_slots or not self._fits(sequence, found, prefilling):
+            behind = self._behind(sequence.rank.priority)
+            if not behind:
+                return _Entry.NO_PAGES if self._free_slots else _Entry.NO_SLOT
+            self._preempt(behind[-1])
+            found = self._pages.find(sequence)  # nobody held what was found before
+        hits = len(found.pages) + len(found.slots)
+        self._meter.begin(sequence, hits * self._block_tokens)
         self.waiting.remove(sequence)
-        self._waiting_tokens -= sequence.uncached
-        sequence.reach = sequence.uncached = 0
-
-    def _foresee(self, sequence: Sequence, hits: int) -> None:
-        """What a waiting sequence will compute, given that its first `hits` blocks are there."""
-        reach = self._leaders.reach(self._readable_keys(sequence), hits)
-        uncached = max(1, sequence.known - reach * self._block_tokens)
-        self._waiting_tokens += uncached - sequence.uncached
-        sequence.reach, sequence.uncached = reach, uncached
-
-    def _readable_keys(self, sequence: Sequence) -> list[BlockKey]:
-        """Of the blocks that may be taken from the cache. Where the last one is full, all of it but
-        the last known token, which is always computed."""
-        if not sequence.request.read_cache:
-            return []
-        return sequence.block_keys(self._block_tokens, sequence.known)
-
-    def _find(self, sequence: Sequence) -> Found:
-        keys = self._readable_keys(sequence)
-        if not keys or sequence.lookup is None:
-            return Found([], [])
-        return self._cache.find(sequence.lookup, keys)
-
-    def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
-        """Whether every known token, and one more block, has a page once `hits` are held."""
-        missing = -(-sequence.known // self._block_tokens) - len(hits)
-        revived = self.pool.evictable_among(hits)
-        reserve = 1 if self.running or self.loading else 0
-        return missing + revived + reserve <= self._available(sequence)
-
-    def _take_slot(self, sequence: Sequence, found: Found) -> None:
-        sequence.pages = found.pages[: (sequence.known - 1) // self._block_tokens]
-        self.pool.hold(sequence.pages)
+        self._forget_foreseen(sequence)
+        self._pages.hold(sequence, found)
         sequence.slot = self._free_slots.popleft()
-        keys = sequence.block_keys(self._block_tokens, sequence.known)
-        self._leaders.lead(sequence, keys[len(found.pages) :])
+        if found.slots:
+            self._load(sequence, found)
+        else:
+            self._start(sequence, loaded_from=len(sequence.pages))
+        return _Entry.STARTED
+
+    def _behind(self, priority: int) -> list[Sequence]:
+        """Running sequences that make room for one of this priority, the first to do so last."""
+        if not self.running or self.running[-1].rank.priority <= priority:
+            return []
+        return [each for each in self.running if each.rank.priority > priority and not each.turn]
+
+    def _fits(self, sequence: Sequence, found: Found, prefilling: list[Sequence]) -> bool:
+        """Whether there are pages for every known token and one more block, besides those that the
+        prompts under way will take."""
+        reserve = 1 if self.running or self.loading else 0
+        if prefilling:
+            reserve += self._pages.missing(each for each in prefilling if each.slot is not None)
+        return self._pages.fits(sequence, found.pages, reserve)
 
     def _load(self, sequence: Sequence, found: Found) -> None:
         """Have what lies in DRAM copied into pages; the sequence runs when it is there."""
-        pages = self.pool.take(len(found.slots), sequence.request.owner.tenant)
-        sequence.pages += pages
         self.loading.append(sequence)
-        on_device = len(found.pages)
 
-        def done(worked: bool) -> None:
+        def done(loaded_from: int) -> None:
             self.loading.remove(sequence)
-            if not worked:
-                del sequence.pages[on_device:]
-                self.pool.release(pages)
             if sequence.leaving:
-                self._release(sequence)
-                return
-            self._start(sequence, loaded_from=on_device)
+                self._pages.release(sequence)
+                self._give_up_slot(sequence)
+            else:
+                self._start(sequence, loaded_from=loaded_from)
 
-        self._cache.load(found.slots, pages, done)
+        self._pages.load(sequence, found, done)
 
     def _start(self, sequence: Sequence, *, loaded_from: int) -> None:
-        """Run a sequence from the pages that it has; those from `loaded_from` on are not published
-        yet."""
-        sequence.computed = min(len(sequence.pages) * self._block_tokens, sequence.known - 1)
-        sequence.published = loaded_from
-        self._publish(sequence, sequence.computed)
-        loaded = range(loaded_from, len(sequence.pages))
-        self._reuse_tail(sequence)
+        self._pages.start(sequence, loaded_from=loaded_from)
         insort(self.running, sequence, key=_rank)
-        lookup = sequence.lookup
-        if sequence.cache_use is None:  # counted once, whatever happens later
-            if lookup is None:
-                runs = not_read(self._block_tokens, sequence.prompt_tokens)
-                sequence.cache_use = CacheUse(self._block_tokens, runs=runs)
-            else:
-                sequence.cache_use = self._cache.use(
-                    lookup,
-                    self._readable_keys(sequence)[: sequence.prompt_tokens // self._block_tokens],
-                    sequence.pages[: -(-sequence.prompt_tokens // self._block_tokens)],
-                    loaded,
-                    min(sequence.computed, sequence.prompt_tokens),
-                    sequence.prompt_tokens,
-                    sequence.request.retention,
-                )
-        if lookup is not None:
-            self._cache.close_lookup(lookup)
 
-    def _reuse_tail(self, sequence: Sequence) -> None:
-        """Copy what the device has of the last block: the beginning of one that goes on from here,
-        written by the same prompt before. A page of the sequence's own, since it is written to."""
-        first, last = sequence.computed, sequence.known - 1
-        inside = 0 < last - first < self._block_tokens and not first % self._block_tokens
-        if not inside or not sequence.request.read_cache or sequence.erased:
-            return
-        page = self._find_tail(sequence, first, last)
-        if page is None:
-            return
-        self.pool.hold([page])
-        try:
-            if self._available(sequence) > 0:
-                own = self.pool.take(1, sequence.request.owner.tenant)
-                self._cache.copy_page(page, own[0])
-                sequence.pages += own
-                sequence.computed = last
-        finally:
-            self.pool.release([page])
+    def _prefill_turn(self, budget: StepBudget, sequence: Sequence) -> None:
+        """Part of the step for who has a turn, before all others' prompts."""
+        part = budget.prefill(budget.left, sequence.computed) // TURN_SHARE
+        self._prefill(budget, sequence, most=max(1, part))
 
-    def _find_tail(self, sequence: Sequence, first: int, last: int) -> int | None:
-        keys = sequence.block_keys(self._block_tokens, last + 1)
-        if len(keys) * self._block_tokens > last and (page := self.pool.find(keys[-1])) is not None:
-            return page
-        parent = sequence.parent_link(self._block_tokens)
-        if parent is None:
-            return None
-        tail = sequence.token_ids(first, last).astype("<u4", copy=False).tobytes()
-        return self._cache.find_beginning(parent, tail)
-
-    def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Let others find the sequence's full blocks within its first `tokens` tokens."""
-        keys = sequence.block_keys(self._block_tokens, tokens)
-        for index in range(sequence.published, len(keys)):
-            key = keys[index]
-            if not sequence.erased:
-                self._cache.publish(sequence.pages[index], key, sequence.request.retention)
-            self._leaders.filled(key)
-        sequence.published = len(keys)
-
-    def _wanted(self, sequence: Sequence) -> int:
+    def _prefill(self, budget: StepBudget, sequence: Sequence, *, most: int | None = None) -> None:
+        """Compute of a prompt what the step has room for, but not more than `most`."""
+        planned = self._planned.get(sequence, 0)
         wanted = sequence.known - sequence.computed
         if sequence.request.params.prompt_logprobs is not None and not sequence.generated:
             # every row's logits are needed: keep [rows, vocab] small
             wanted = min(wanted, self._prompt_logprob_tokens)
-        return wanted
+        wanted -= planned
+        if most is not None:
+            wanted = min(wanted, most)
+        tokens = budget.prefill(wanted, sequence.computed + planned)
+        if tokens and self._plan(sequence, planned + tokens):
+            budget.take(tokens, sequence.computed + planned)
 
-    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence pages for `tokens` more; preempts others for it.
+    def _plan(self, sequence: Sequence, tokens: int) -> bool:
+        """Put the sequence down for so many tokens, with pages for them; preempts others for it.
 
         False if that is not enough: then it waits for pages that transfers hold, or, if there are
         none, is preempted itself.
         """
-        needed = -(-(sequence.computed + tokens) // self._block_tokens) - len(sequence.pages)
-        while needed > self._available(sequence):
-            victim = self.running[pick_victim([running.rank for running in self.running])]
-            if victim is sequence and (self.loading or self._cache.copies_down):
+        while self._pages.lacking(sequence, tokens) > 0:
+            victim = self._victim(sequence)
+            if victim is sequence and (self.loading or self._pages.copies_down):
+                self._short_of_pages = True
                 return False
             self._preempt(victim)
             if victim is sequence:
+                self._short_of_pages = True
                 return False
-        if needed > 0:
-            sequence.pages += self.pool.take(needed, sequence.request.owner.tenant)
+        self._pages.grow(sequence, tokens)
+        self._planned[sequence] = tokens
         return True
 
-    def _available(self, sequence: Sequence) -> int:
-        return self.pool.available(sequence.request.owner.tenant)
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Who gives its pages to this one, maybe itself; not those who have a turn."""
+        running = [each for each in self.running if not each.turn or each is sequence]
+        return running[pick_victim([each.rank for each in running])]
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
+        self._planned.pop(sequence, None)  # what it was to compute is not spent otherwise
+        self._pages.release(sequence)
+        self._give_up_slot(sequence)
         sequence.forget_progress()
         self.preemptions += 1
         self.add(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
-        self._leaders.leave(sequence, sequence.block_keys(self._block_tokens, sequence.known))
-        self.pool.release(sequence.pages)
-        sequence.pages = []
+    def _give_up_slot(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
         self._free_slots.append(sequence.slot)
         sequence.slot = None
+        self._meter.settle(sequence)
+        self._floors.give_back(sequence.rank.priority, sequence.turn)
+        sequence.turn = 0.0
+
+    def _urge(self, sequence: Sequence, priority: int) -> None:
+        """Make a leader as urgent as who waits for it."""
+        waits = self.waiting.remove(sequence)  # it may have been preempted since
+        sequence.rank = sequence.rank._replace(priority=priority)
+        self._meter.moved(sequence)
+        if waits:
+            self.waiting.add(sequence)
+        elif sequence.slot is not None and sequence not in self.loading:
+            self.running.sort(key=_rank)
+
+    def _foresee(self, sequence: Sequence, hits: int) -> None:
+        """What a waiting sequence will compute, given that its first `hits` blocks are there."""
+        reach = self._pages.reach(sequence, hits)
+        uncached = max(1, sequence.known - reach * self._block_tokens)
+        self._waiting_tokens += uncached - sequence.uncached
+        sequence.reach, sequence.uncached = reach, uncached
+
+    def _forget_foreseen(self, sequence: Sequence) -> None:
+        self._waiting_tokens -= sequence.uncached
+        sequence.reach = sequence.uncached = 0
 
 
 def _rank(sequence: Sequence) -> Rank:
     return sequence.rank
+
+
+def _place(sequence: Sequence) -> tuple[int, float, int]:
+    """The order of the prompts that are under way."""
+    assert sequence.tag is not None
+    return sequence.rank.priority, sequence.tag, sequence.rank.arrival

@@ -10,7 +10,8 @@ from cache.promotion import Lookup
 from cache.report import CacheUse
 from engine.request import EngineRequest, TokenLogprobs
 from engine.sampling.sampler import SamplingRow
-from policies.scheduling import Rank
+from policies.fairness import TokenCounters
+from policies.scheduling import Rank, due_s
 
 
 class Sequence:
@@ -26,8 +27,13 @@ class Sequence:
     __slots__ = (
         "_keys",
         "_tokens",
+        "arrived_s",
+        "begun",
         "cache_use",
+        "charged",
         "computed",
+        "counters",
+        "due_s",
         "erased",
         "given",
         "known",
@@ -35,6 +41,7 @@ class Sequence:
         "lookup",
         "pages",
         "prefill_end",
+        "prepaid",
         "prompt_logprobs",
         "prompt_tokens",
         "published",
@@ -43,13 +50,19 @@ class Sequence:
         "request",
         "row",
         "slot",
+        "tag",
+        "turn",
         "uncached",
     )
 
-    def __init__(self, request: EngineRequest, arrival: int) -> None:
+    def __init__(self, request: EngineRequest, arrival: int, arrived_s: float = 0.0) -> None:
+        """`arrival` numbers those who came; `arrived_s` is when (`time.monotonic`)."""
         prompt, given = request.prompt_token_ids, request.generated_token_ids
         self.request = request
         self.rank = Rank(request.priority, arrival)
+        self.arrived_s = arrived_s
+        self.due_s = due_s(arrived_s, request.deadline_s, arrived_s)
+        """Its place in its flow's line."""
         self.prompt_tokens = len(prompt)
         self._tokens = np.zeros(len(prompt) + request.params.max_tokens, dtype=np.int32)
         self._tokens[: len(prompt)] = prompt
@@ -73,6 +86,18 @@ class Sequence:
         """While it waits: so many of its first blocks need not be computed, as far as is known."""
         self.uncached = 0
         """While it waits: the tokens that it will compute before its next one."""
+        self.begun = False
+        """It has run, and was preempted."""
+        self.counters: TokenCounters | None = None
+        """Those in which what it takes is counted, since it first began."""
+        self.tag: float | None = None
+        """By it, the prompts of a class that are under way are in order; see `Meter.tag`."""
+        self.prepaid = 0.0
+        """Units that its flow has been charged for it and that it has not taken yet."""
+        self.charged = 0
+        """So many of its tokens have been computed at some time, and are not charged for again."""
+        self.turn = 0.0
+        """Units for which a floor protects it; see `policies.floors`."""
         self.row = SamplingRow(request.params, prompt, given)
         self._keys: list[BlockKey] = []
 
@@ -148,6 +173,7 @@ class Sequence:
 
     def forget_progress(self) -> None:
         """Preempted: every token must be computed, or found in the cache, again."""
+        self.begun = True
         self.prefill_end = self.known
         self.computed = 0
         self.published = 0

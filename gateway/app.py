@@ -13,11 +13,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import endpoints
 from gateway.admin import routes as admin_routes
-from gateway.admin.cache import CacheAdmin
-from gateway.admin.replicas import ReplicaAdmin
-from gateway.admin.requests import RequestAdmin
+from gateway.admin.ledger import LedgerAdmin
+from gateway.admin.usage import UsageAdmin
+from gateway.batches_api import BatchesApi
 from gateway.caches_api import CACHE_PREFIX, CACHES, CachesApi
 from gateway.errors import ApiError, internal_error, unavailable
+from gateway.files_api import FilesApi
 from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_call import REQUEST_ID, ClientDisconnectedError, HttpCall
 from gateway.journey import Journey
@@ -28,12 +29,14 @@ from gateway.model_list import MODEL_PREFIX, ModelList
 from gateway.models import Models
 from gateway.named_cache_store import MemoryStore, NamedCacheStore
 from gateway.named_caches import NamedCaches
+from gateway.offline import OfflineCalls
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.sse import StreamTimes
 from gateway.status_pages import StatusPages
-from gateway.tenancy import Tenancy, local_tenancy
+from gateway.tenancy import Tenancy
 from gateway.tokenizing import Tokenizing
+from gateway.usage_api import USAGE, UsageApi
 
 _log = structlog.get_logger("forebay.http")
 
@@ -51,6 +54,13 @@ _EXPOSED_HEADERS = (
     "x-forebay-cached-tiers",
     "x-forebay-queue-ms",
     "x-forebay-engine-ms",
+    "x-forebay-limits",
+    "x-forebay-cost-usd",
+    *(
+        f"x-ratelimit-{kind}-{unit}"
+        for kind in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
+    ),
 )
 
 
@@ -69,8 +79,8 @@ def create_app(
     """The application. `models` may be filled later, but before `lifecycle` says that it is ready;
     `secret` keys every prefix chain. `named_store` keeps the named prefixes; None: this process's
     memory alone. `control` adds and removes replicas; None: nobody does. `tenancy` keeps account of
-    tenants; None: in this process's memory."""
-    tenancy = tenancy or local_tenancy()
+    tenants, and gets who runs the lines of their batches; None: in this process's memory."""
+    tenancy = tenancy or Tenancy(runtime, metrics)
     recent = RecentRequests()
     named = NamedCaches(named_store or MemoryStore(), secret)
     journey = Journey(runtime, models, metrics, secret, stream_times, named, tenancy, recent)
@@ -78,11 +88,16 @@ def create_app(
     tokenizing = Tokenizing(runtime, models, metrics)
     caches = CachesApi(runtime, models, metrics, named, journey, tenancy, recent)
     pages = StatusPages(runtime, models, metrics, lifecycle)
+    tenancy.lines = OfflineCalls(journey, lifecycle)
+    files = FilesApi(runtime, metrics, tenancy.batches)
+    batches = BatchesApi(runtime, metrics, tenancy.batches)
+    usage = UsageApi(runtime, metrics, lambda: tenancy.book)
     api: dict[str, dict[str, Handler]] = {
         "/v1/models": {"GET": model_list.show_all},
         "/v1/chat/completions": {"POST": partial(journey.run, endpoint=endpoints.CHAT)},
         "/v1/completions": {"POST": partial(journey.run, endpoint=endpoints.COMPLETIONS)},
         CACHES: {"GET": caches.show_all, "POST": caches.create},
+        USAGE: {"GET": usage.show},
         "/tokenize": {"POST": tokenizing.tokenize},
         "/v1/tokenize": {"POST": tokenizing.tokenize},
         "/detokenize": {"POST": tokenizing.detokenize},
@@ -94,9 +109,22 @@ def create_app(
         "/metrics": {"GET": pages.metrics},
         "/version": {"GET": pages.version},
     }
-    cache_admin = CacheAdmin(runtime, models, secret, recent, named=named)
-    request_admin = RequestAdmin(runtime, recent, journey)
-    replica_admin = ReplicaAdmin(runtime, models, control or LateFleetControl())
+    admin = admin_routes.make_admin(
+        runtime,
+        models,
+        secret,
+        recent,
+        named,
+        journey,
+        control or LateFleetControl(),
+        tenancy.database,
+        tenancy.registry,
+        tenancy.trail,
+        {
+            "/admin/usage": {"GET": UsageAdmin(runtime, lambda: tenancy.book).show},
+            "/admin/ledger": {"GET": LedgerAdmin(runtime, lambda: tenancy.book).export},
+        },
+    )
 
     def by_path(path: str) -> Mapping[str, Handler] | None:
         if path.startswith(MODEL_PREFIX):
@@ -104,8 +132,8 @@ def create_app(
         if path.startswith(CACHE_PREFIX):
             return {"GET": caches.show_one, "POST": caches.extend, "DELETE": caches.delete}
         if path.startswith(admin_routes.PREFIX):
-            return admin_routes.admin_methods(path, cache_admin, request_admin, replica_admin)
-        return None
+            return admin.methods(path)
+        return files.methods(path) or batches.methods(path)
 
     routes = Routes(api, open_at_all_times, by_path, lifecycle)
     return Application(routes, runtime)
@@ -186,7 +214,7 @@ class Application:
             layer = CORSMiddleware(
                 self._answer,
                 allow_origins=origins,
-                allow_methods=("GET", "POST", "DELETE"),
+                allow_methods=("GET", "POST", "PATCH", "DELETE"),
                 allow_headers=("*",),
                 expose_headers=_EXPOSED_HEADERS,
             )

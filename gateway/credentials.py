@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 
+from gateway.database.address import EMBEDDED, database_secrets
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.settings_fleet import RemoteSettings
@@ -112,8 +113,15 @@ def known_secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[s
     remotes = [remote for model in settings.models for remote in model.remote]
     variables += [remote.api_key_env for remote in remotes if remote.api_key_env]
     secrets = {secret for variable in variables if (secret := environ.get(variable, "").strip())}
+    if settings.database.url != EMBEDDED and (password := environ.get("PGPASSWORD")):
+        secrets.add(password)  # what a PostgreSQL URL without a password is taken to mean
     redis = settings.redis
-    return frozenset(secrets) | url_secrets(redis.url) | url_secrets(redis.for_kv)
+    return frozenset(
+        secrets
+        | url_secrets(redis.url)
+        | url_secrets(redis.for_kv)
+        | database_secrets(settings.database.url)
+    )
 
 
 def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None:

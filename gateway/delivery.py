@@ -10,6 +10,7 @@ from gateway.choice import GenerationFailedError, outputs_of
 from gateway.deadline import OutOfTime, in_time, out_of_time
 from gateway.errors import ApiError, internal_error, unavailable
 from gateway.http_call import Header
+from gateway.ledger.price_answer import cost_header
 from gateway.replica import ReplicaUnavailable
 from gateway.request import Request
 from gateway.sse import DONE, EventStream, StreamTimes, event
@@ -71,7 +72,7 @@ async def _stream_choices(
                     unfinished -= 1
             if not unfinished:
                 if include_usage:
-                    frames += reply.usage(request.usage())
+                    frames += reply.usage(request.told_usage())
                 await events.end(frames + DONE)
                 return
             if frames:
@@ -82,8 +83,10 @@ async def _stream_choices(
 async def whole_answer(request: Request, reply: ReplyFormat) -> None:
     """Wait for every choice, then answer at once. Raises ApiError if one fails."""
     choices = await run_to_end(request)
-    usage = request.usage()
+    usage = request.told_usage()
     headers = answer_headers(request)
+    if usage.cost_nusd is not None:
+        headers.append(cost_header(usage.cost_nusd))
     if request.shows_receipt:
         headers += [
             (b"x-forebay-cached-tokens", b"%d" % usage.cached_tokens),

@@ -14,7 +14,7 @@ from gateway.dispatch.run import route_request
 from gateway.endpoints import Task
 from gateway.models import AnyModel
 from gateway.request import Request
-from gateway.tenancy import Prices, Tenancy
+from gateway.tenancy import ModelTerms, Tenancy
 from gateway.tenants import Caller
 from policies.limits import Limits
 
@@ -24,34 +24,58 @@ class Entrance:
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
-        self._prices = Prices()
+        self._terms = ModelTerms()
 
     async def let_in(
-        self, request: Request, model: AnyModel, asks: Sequence[Ask], scope: AsyncExitStack
+        self,
+        request: Request,
+        model: AnyModel,
+        asks: Sequence[Ask],
+        scope: AsyncExitStack,
+        *,
+        may_downgrade: bool = False,
     ) -> None:
         """Reserve what the request may use, for as long as the scope lasts, and wait until there is
         room for it.
 
         Raises a 429 ApiError where a limit of its tenant is reached, a 503 where it would not get
-        its first token in time. A request that is refused has spent nothing.
+        its first token in time, and Downgrade, if that is allowed, where its tenant wants it to run
+        on another model then. A request that is not let in has spent nothing.
         """
         caller = request.caller
         if caller is None:
             raise AssertionError("a request is let in once it is known whose it is")
+        tenant = caller.tenant
         receipts = foresee(model, asks)
         first = receipts[0]
-        request.price = self._prices.of(request.snapshot.settings, model.name)
+        settings = request.snapshot.settings
+        request.price = self._terms.price(settings, model.name)
         demand = demand_of(
             asks,
             [0 if each is None else each.candidate.cached.tokens for each in receipts],
-            caller.tenant,
+            tenant,
             request.price,
             usual_answer_tokens=0 if first is None else first.candidate.standing.answer_tokens,
             batch=bool(request.batch),
         )
         limited = budget_only(caller) if request.batch else caller
-        reservation = await self._tenancy.limiter.reserve(limited, model.name, demand)
-        request.reservation = scope.enter_context(reservation)
+        downgrade_to = tenant.slo.downgrade_to
+        async with AsyncExitStack() as entering:
+            reservation = await self._tenancy.limiter.reserve(limited, model.name, demand)
+            entering.enter_context(reservation)
+            await self._tenancy.admission.admit(
+                tenant,
+                model.router,
+                asks[0],
+                request.terms,
+                max_queue_s=self._terms.max_queue_s(settings, model.name),
+                receipt=first,
+                may_downgrade=may_downgrade
+                and downgrade_to is not None
+                and tenant.may_use(downgrade_to),
+            )
+            request.reservation = reservation
+            scope.push_async_exit(entering.pop_all())
 
 
 def asks_of(choices: Sequence[Choice], task: Task) -> list[Ask]:

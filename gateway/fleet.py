@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -21,6 +21,7 @@ from gateway.dispatch.member import Routable
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import Router
 from gateway.dispatch.warmer import Warmer
+from gateway.ended_tasks import begin_task, end_task
 from gateway.kv_events.vllm_zmq import FollowerStats
 from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
@@ -28,7 +29,7 @@ from gateway.models import Models
 from gateway.named_cache_store import NamedCacheStore
 from gateway.news.fleet_news import FleetNews, LocalNews, OwnLoad
 from gateway.news.redis_news import open_news
-from gateway.redis_services import open_redis
+from gateway.redis_services import RedisServices
 from gateway.remote.group import RemoteReplicas
 from gateway.remote.model import RemoteModel, make_remote_model
 from gateway.remote.replica import RemoteReplica
@@ -63,15 +64,15 @@ async def open_fleet(
     secret: bytes,
     metrics: Metrics,
     progress: ReportProgress,
+    redis: RedisServices,
 ) -> AsyncIterator[Fleet]:
-    """Bring up Redis, load every model, one after another, and start its replicas.
+    """Load every model, one after another, and start its replicas.
 
     `models` is filled. `secret` keys the owners of KV. Loading runs on worker threads, so that
     health is answered meanwhile. Raises ModelLoadError, EngineError or ConfigError, one line each,
     with whatever was opened closed again.
     """
     async with AsyncExitStack() as held:
-        redis = await held.enter_async_context(open_redis(settings.redis, environ, secret, metrics))
         directory = Directory()
         context = LocalContext(
             secret,
@@ -82,7 +83,7 @@ async def open_fleet(
             _core_shares(settings),
         )
         news: FleetNews = LocalNews()
-        if redis.url is not None and any(model.remote for model in settings.models):
+        if redis.url is not None:
             news = await held.enter_async_context(
                 open_news(
                     redis.url,
@@ -99,20 +100,8 @@ async def open_fleet(
             await fleet.open_model(model, progress)
         await fleet.apply(settings)
         for chore in (fleet.keep_tidy(), fleet.keep_in_touch()):
-            held.callback(_begun(chore).cancel)
+            held.push_async_callback(end_task, begin_task(chore, "fleet"))
         yield fleet
-
-
-def _begun(chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """A task that says so in the log, once, if it breaks down."""
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            _log.error("a chore of the fleet broke down", exc_info=failure)
-
-    task = asyncio.create_task(chore)
-    task.add_done_callback(ended)
-    return task
 
 
 def _heard(directory: Directory, replica: str, links: Sequence[bytes]) -> None:
@@ -146,6 +135,11 @@ class Fleet:
         self._context = context
         self._local: dict[str, LocalReplicas] = {}
         self._warmers: list[Warmer] = []
+
+    @property
+    def gateways(self) -> int:
+        """How many gateways are alive as far as is known here, this one included."""
+        return self._news.gateways
 
     async def open_model(self, settings: ModelSettings, progress: ReportProgress) -> None:
         """Start the model's replicas and serve it."""
@@ -289,7 +283,7 @@ class Fleet:
         router: Router[RemoteReplica] = self._router(settings)
         tokenizer, template = None, None
         if settings.tokenizer is not None:
-            from engine.loading import load_text_side
+            from engine.text_side import load_text_side
             from gateway.model_files import model_files
 
             text = await asyncio.to_thread(

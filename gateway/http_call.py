@@ -39,6 +39,7 @@ class HttpCall:
         self.request_id: str = scope["state"]["request_id"]
         self.started_s = monotonic()
         self.response_started = False
+        self.status: int | None = None  # of the answer, once it has started
         self.body_complete = False
         self.body_read_s: float | None = None
         self._scope = scope
@@ -100,6 +101,7 @@ class HttpCall:
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Send status and headers, the request's id among them."""
         self.response_started = True
+        self.status = status
         await self._send(
             {
                 "type": "http.response.start",

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from time import monotonic
 
-from gateway.admission import ConcurrencyLimits
 from gateway.cache_scope import cache_terms
 from gateway.cached_content import with_cached_content
 from gateway.choice import Choice
 from gateway.delivery import engine_unavailable, stream_answer, whole_answer
+from gateway.demand import Ask
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica
 from gateway.dispatch.run import MoveTerms, route_request
@@ -24,9 +25,11 @@ from gateway.entrance import Entrance, asks_of
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
+from gateway.ledger.price_answer import wants_price
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_caches import NamedCaches
+from gateway.places import ConcurrencyLimits
 from gateway.plan import plan_choices
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig, Snapshot
@@ -36,6 +39,7 @@ from gateway.request import Request
 from gateway.served_model import ServedModel
 from gateway.settlement import settled
 from gateway.shared_prefixes import SharedPrefixes
+from gateway.slo.admission import Downgrade
 from gateway.sse import StreamTimes
 from gateway.tenancy import Tenancy
 from gateway.tenants import Caller, Tenant
@@ -94,43 +98,62 @@ class Journey:
         with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
-            async with ends_with_client(call), AsyncExitStack() as scope:
-                owner = request.read_peer(body, self._secret)
+            async with ends_with_client(call):
+                peer = request.read_peer(body, self._secret)
+                owner = request.cache_owner or tenant
                 values = parse_object(body)
                 self.set_terms(request, tenant, values.get("service_tier"))
-                if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
-                    request.model = remote
-                    self.take_place(request, tenant, scope)
-                    await relay(
-                        request,
-                        endpoint,
-                        values,
-                        remote,
-                        owner,
-                        self._secret,
-                        self._times,
-                        lambda asks: self._entrance.let_in(request, remote, asks, scope),
-                    )
-                    return
-                task = request.task = endpoint.read(values)
-                self._unknown_fields.note(task.generation.unknown)
-                model = self._models.choose_served(task.generation.model, tenant)
-                request.model = model
-                # before tokenizing: that is work which a tenant must not have done without limit
+                request.wants_price = wants_price(call)
+                if peer is not None:
+                    request.terms = request.terms.as_peers(peer, self._flows.of(peer.id))
+                try:
+                    await self._answer(request, endpoint, values, tenant, owner)
+                except Downgrade as other:
+                    values = {**values, "model": other.model}
+                    await self._answer(request, endpoint, values, tenant, owner, downgraded=True)
+
+    async def _answer(
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        values: Mapping[str, object],
+        tenant: Tenant,
+        owner: Tenant,
+        *,
+        downgraded: bool = False,
+    ) -> None:
+        """By the model that `values` name, or what stands in for it. Raises Downgrade, before the
+        answer has begun, for one that is to run on another; once."""
+        async with AsyncExitStack() as scope:
+            if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
+                request.model = remote
                 self.take_place(request, tenant, scope)
-                task = request.task = await with_cached_content(task, tenant, model, self._named)
-                request.prompts = await task.encode(model)
-                await self.submit(request, task, tenant, model, scope)
-                reply = self._reply(endpoint, task, model)
-                if task.generation.stream:
-                    await stream_answer(
-                        request,
-                        reply,
-                        self._times,
-                        include_usage=task.generation.include_usage,
+
+                async def let_in(asks: Sequence[Ask]) -> None:
+                    await self._entrance.let_in(
+                        request, remote, asks, scope, may_downgrade=not downgraded
                     )
-                else:
-                    await whole_answer(request, reply)
+
+                await relay(
+                    request, endpoint, values, remote, owner, self._secret, self._times, let_in
+                )
+                return
+            task = request.task = endpoint.read(values)
+            self._unknown_fields.note(task.generation.unknown)
+            model = self._models.choose_served(task.generation.model, tenant)
+            request.model = model
+            # before tokenizing: that is work which a tenant must not have done without limit
+            self.take_place(request, tenant, scope)
+            task = request.task = await with_cached_content(task, tenant, model, self._named)
+            request.prompts = await task.encode(model)
+            await self.submit(request, task, tenant, model, scope, may_downgrade=not downgraded)
+            reply = self._reply(request, endpoint, task, model)
+            if task.generation.stream:
+                await stream_answer(
+                    request, reply, self._times, include_usage=task.generation.include_usage
+                )
+            else:
+                await whole_answer(request, reply)
 
     def set_terms(self, request: Request, tenant: Tenant, tier: object = None) -> None:
         """On what terms the request runs, by its tenant, its headers and its `service_tier`. Raises
@@ -159,15 +182,18 @@ class Journey:
         tenant: Tenant,
         model: ServedModel,
         scope: AsyncExitStack,
+        *,
+        may_downgrade: bool = False,
     ) -> None:
         """Let the request in and hand its prompts to the replica; its choices end with the scope at
         the latest.
 
         Raises a 400 ApiError for what the model cannot take, a 429 where the tenant is at one of
-        its limits, a 503 where the replicas are full or gone.
+        its limits, a 503 where the replicas are full or gone; and Downgrade, if that is allowed.
         """
         choices = await self._plan(request, task, request.cache_owner or tenant, model)
-        await self._entrance.let_in(request, model, asks_of(choices, task), scope)
+        asks = asks_of(choices, task)
+        await self._entrance.let_in(request, model, asks, scope, may_downgrade=may_downgrade)
         await self._submit(request, choices, model, scope)
 
     async def explain(
@@ -217,12 +243,15 @@ class Journey:
         except ReplicaUnavailable as error:
             raise engine_unavailable(error) from error
 
-    def _reply(self, endpoint: Endpoint, task: Task, model: ServedModel) -> ReplyFormat:
+    def _reply(
+        self, request: Request, endpoint: Endpoint, task: Task, model: ServedModel
+    ) -> ReplyFormat:
         head = ReplyHead(
             id=endpoint.id_prefix + secrets.token_hex(12),
             created=int(time.time()),
             model=model.name,
             system_fingerprint="fp_" + model.fingerprint[:12],
+            service_tier=request.terms.served_tier,
         )
         return task.reply(
             head,

@@ -27,7 +27,11 @@ from engine.report import EngineStats, StepReport
 from gateway.cache_metrics import CacheCollector
 from gateway.dispatch_metrics import DispatchMetrics
 from gateway.fleet_metrics import FleetCollector
+from gateway.ledger.metrics import LedgerCollector
+from gateway.limits.metrics import LimitsCollector
+from gateway.registry.metrics import RegistryCollector
 from gateway.replica_metrics import ReplicaCollector
+from gateway.slo_metrics import SloCollector
 from gateway.version import __version__
 
 # The client library would double every counter and histogram by the time it was made at.
@@ -37,7 +41,19 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Of what `Metrics.render` returns."""
 
 OTHER = "other"
-ENDPOINTS = frozenset({"chat", "completions", "models", "tokenize", "detokenize", "caches"})
+ENDPOINTS = frozenset(
+    {
+        "chat",
+        "completions",
+        "models",
+        "tokenize",
+        "detokenize",
+        "caches",
+        "files",
+        "batches",
+        "usage",
+    }
+)
 OUTCOMES = frozenset(
     {"success", "cancelled", "error", "expired", "refused", "limited", "unavailable"}
 )
@@ -138,7 +154,12 @@ class Metrics:
             self._in_flight_child(tenant)
         self.dispatch = DispatchMetrics(self._registry)
         self.fleet = FleetCollector()
-        self._registry.register(self.fleet)
+        self.ledger = LedgerCollector()
+        self.registry = RegistryCollector()
+        self.limits = LimitsCollector()
+        self.slo = SloCollector()
+        for collector in (self.fleet, self.ledger, self.limits, self.registry, self.slo):
+            self._registry.register(collector)
         self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)
         self._caches = CacheCollector(self._tenant_of_tag)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from engine.loading import bundled_model_path
+from engine.bundled_model import bundled_model_path
 
 
 def model_files(path: Path | Literal["bundled"]) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -67,6 +67,18 @@ class NamedCaches:
         await self._store.refresh(owner.tenant, now_s)
         found = [cache for cache in self._live(now_s) if cache.place.owner == owner]
         return sorted(found, key=lambda cache: cache.place.name)
+
+    async def kept_by(self, tenant_ids: Iterable[str]) -> dict[str, list[NamedCache]] | None:
+        """What each of these tenants keeps, all its users' together; None where the store cannot
+        be asked, and what is known may be old."""
+        kept: dict[str, list[NamedCache]] = {}
+        for tenant_id in tenant_ids:
+            tenant = self.owner(tenant_id, None).tenant
+            if not await self._store.refresh(tenant, self._clock()):
+                return None
+            live = self._live(self._clock())
+            kept[tenant_id] = [cache for cache in live if cache.place.owner.tenant == tenant]
+        return kept
 
     async def find(self, owner: Owner, name: str) -> NamedCache | None:
         """The owner's cache of this name, None if there is none or it has expired."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from secrets import token_hex
 
 import orjson
 import structlog
 from starlette.types import Message
 
+from gateway.batches.line_answer import LineAnswer
 from gateway.endpoints import CHAT, COMPLETIONS
 from gateway.errors import ApiError, bad_request, internal_error
 from gateway.http_call import HttpCall
 from gateway.journey import Journey
+from gateway.lifecycle import Lifecycle
 from gateway.logs import bind_request_id
 from gateway.tenants import Caller
 
@@ -22,22 +23,13 @@ _log = structlog.get_logger("forebay.batch")
 _ENDPOINTS = {f"/v1{endpoint.path}": endpoint for endpoint in (CHAT, COMPLETIONS)}
 
 
-@dataclass(frozen=True, slots=True)
-class LineAnswer:
-    """What a client would have got: the status, the JSON body, and the request's id.
-    `retry_after_s` is what a refusal says about when to come again."""
-
-    status_code: int
-    body: dict[str, object]
-    request_id: str
-    retry_after_s: float | None = None
-
-
 class OfflineCalls:
     """Runs lines of batches through the journey of every other request."""
 
-    def __init__(self, journey: Journey) -> None:
+    def __init__(self, journey: Journey, lifecycle: Lifecycle) -> None:
+        """What runs here is owed an answer like what came over a connection, by `lifecycle`."""
         self._journey = journey
+        self._lifecycle = lifecycle
 
     async def run(
         self,
@@ -58,7 +50,8 @@ class OfflineCalls:
             endpoint = _ENDPOINTS.get(endpoint_path)
             if endpoint is None:
                 raise bad_request("The endpoint is none that batches can use.", param="url")
-            await self._journey.run_line(call, endpoint, caller, batch_id)
+            with self._lifecycle.request():
+                await self._journey.run_line(call, endpoint, caller, batch_id)
         except ApiError as error:
             if not call.response_started:
                 await call.answer_error(error)

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from gateway.config_file import load_settings
 from gateway.credentials import admin_key_digest, build_key_ring, check_remote_keys
 from gateway.metrics import Metrics
+from gateway.registry.merging import Merged, merge
+from gateway.registry.records import Overlay
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.tenants import KeyRing
@@ -22,6 +24,7 @@ from gateway.tenants import KeyRing
 _log = structlog.get_logger("forebay.config")
 
 _RELOADABLE_MODEL_KEYS = ("remote", "aliases", "fallbacks", "replicas.count")
+_RELOADABLE_MODEL_SECTIONS = ("price",)
 _RELOADABLE_SERVER_KEYS = frozenset(
     {"body_limit", "drain_s", "cors_origins", "trusted_proxies", "metrics"}
 )
@@ -41,19 +44,93 @@ class Snapshot:
 
 
 class RuntimeConfig:
-    """Holds the snapshot in use. Readers take `current` once per request."""
+    """Holds the snapshot in use: the configuration's own with the tenants and keys laid over it
+    that were made at run time. Either part may be replaced, and the other stays.
+
+    Readers take `current` once per request. Belongs to the event loop.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
+        self._file = snapshot
+        self._overlay = Overlay()
         self._current = snapshot
+        self._problems: Mapping[str, str] = {}
+        self._shadowed: frozenset[str] = frozenset()
 
     @property
     def current(self) -> Snapshot:
         """The configuration in use."""
         return self._current
 
+    @property
+    def file(self) -> Snapshot:
+        """What the configuration itself says, without what was made at run time."""
+        return self._file
+
+    @property
+    def overlay(self) -> Overlay:
+        """What was made at run time."""
+        return self._overlay
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Tenants and keys made at run time that are not in use, by id, and why."""
+        return self._problems
+
     def replace(self, snapshot: Snapshot) -> None:
-        """Use another one from the next request on."""
-        self._current = snapshot
+        """Use another configuration from the next request on, whatever of what was made at run
+        time does not fit it."""
+        self._use(snapshot, self._overlay, merge(*_parts(snapshot), self._overlay))
+
+    async def use_file(self, snapshot: Snapshot) -> None:
+        """Use another configuration from the next request on. Raises ConfigError, with nothing
+        changed, if that would put a tenant out of use that was made at run time."""
+        while True:
+            overlay = self._overlay
+            # there may be many keys: not on the event loop
+            merged = await asyncio.to_thread(merge, *_parts(snapshot), overlay)
+            if overlay is self._overlay:
+                break
+        tenants = {tenant.id for tenant in overlay.tenants}
+        fresh = (merged.problems.keys() - self._problems.keys()) & tenants
+        if fresh:
+            reasons = ((name, merged.problems[name]) for name in sorted(fresh))
+            raise ConfigError([f"tenant {name}, made at run time: {why}" for name, why in reasons])
+        self._use(snapshot, overlay, merged)
+
+    async def use_overlay(self, overlay: Overlay) -> None:
+        """Use other tenants and keys made at run time from the next request on. One call at a
+        time."""
+        while True:
+            file = self._file
+            merged = await asyncio.to_thread(merge, *_parts(file), overlay)
+            if file is self._file:
+                break
+        self._use(file, overlay, merged)
+
+    def _use(self, file: Snapshot, overlay: Overlay, merged: Merged) -> None:
+        settings, current = merged.settings, self._current.settings
+        # the same object as long as it says the same: keys alone are nothing to follow
+        if file is self._file and settings.tenants == current.tenants:
+            settings = current
+        self._file, self._overlay = file, overlay
+        if overlay.empty:
+            self._current = file
+        else:
+            self._current = Snapshot(settings, merged.key_ring, file.admin_key_digest)
+        for name in sorted(merged.shadowed - self._shadowed):
+            _log.warning(
+                "a tenant was made at run time and is in the configuration too, which counts; keys "
+                "made at run time stay valid",
+                tenant=name,
+            )
+        for name in sorted(merged.problems.keys() - self._problems.keys()):
+            _log.error("made at run time, but not in use", what=name, reason=merged.problems[name])
+        self._problems, self._shadowed = merged.problems, merged.shadowed
+
+
+def _parts(snapshot: Snapshot) -> tuple[Settings, KeyRing]:
+    return snapshot.settings, snapshot.key_ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +166,7 @@ class Reloader:
         self._one_reads = asyncio.Lock()
         self._one_follows = asyncio.Lock()
         self._apply: Apply | None = None
-        self._followed = config.current
+        self._followed = config.current.settings
         """What the fleet was last told, or is opened with."""
 
     def on_change(self, apply: Apply) -> None:
@@ -99,7 +176,11 @@ class Reloader:
 
     async def reload(self) -> bool:
         """Read the file again and use it as a whole; True if it is now in use. Never raises."""
-        return await self._read() and await self._follow()
+        return await self._read() and await self._follow_file()
+
+    async def catch_up(self) -> None:
+        """Have the fleet follow what was made at run time."""
+        await self._follow()
 
     async def _read(self) -> bool:
         """Have requests judged by what the file says now; False if that cannot be used."""
@@ -107,7 +188,8 @@ class Reloader:
             self._seen = _fingerprint(self._source.path)
             try:
                 snapshot = await asyncio.to_thread(self._source.load)
-                refuse_restart_changes(self._config.current.settings, snapshot.settings)
+                refuse_restart_changes(self._config.file.settings, snapshot.settings)
+                await self._config.use_file(snapshot)
             except ConfigError as error:
                 self._metrics.config_loaded("failure", reload=True)
                 for message in error.messages:
@@ -117,25 +199,30 @@ class Reloader:
                 self._metrics.config_loaded("failure", reload=True)
                 _log.exception("config could not be read, the last good one stays")
                 return False
-            self._metrics.add_tenants(tenant.id for tenant in snapshot.settings.tenants)
-            self._config.replace(snapshot)
+            tenants = self._config.current.settings.tenants
+            self._metrics.add_tenants(tenant.id for tenant in tenants)
             return True
+
+    async def _follow_file(self) -> bool:
+        if not await self._follow():
+            self._metrics.config_loaded("failure", reload=True)
+            return False
+        self._metrics.config_loaded("success", reload=True)
+        _log.info("config reloaded", tenants=len(self._config.current.settings.tenants))
+        return True
 
     async def _follow(self) -> bool:
         """Have the fleet do as the latest configuration says, which may take minutes: others can be
         read meanwhile."""
         async with self._one_follows:
-            snapshot = self._config.current
-            if self._apply is not None and snapshot is not self._followed:
-                self._followed = snapshot
+            settings = self._config.current.settings
+            if self._apply is not None and settings is not self._followed:
+                self._followed = settings
                 try:
-                    await self._apply(snapshot.settings)
+                    await self._apply(settings)
                 except Exception:  # noqa: BLE001 - a replica that cannot start ends no watch
-                    self._metrics.config_loaded("failure", reload=True)
                     _log.exception("config is in use, but the fleet could not follow in full")
                     return False
-        self._metrics.config_loaded("success", reload=True)
-        _log.info("config reloaded", tenants=len(snapshot.settings.tenants))
         return True
 
     async def watch(self, *, interval_s: float = 1.0) -> None:
@@ -151,16 +238,18 @@ class Reloader:
                 await asyncio.sleep(interval_s)
                 now = _fingerprint(self._source.path)
                 changed = now is not None and now != self._seen and now == before
-                if (changed and await self._read()) or self._is_behind:
+                if changed and await self._read():
+                    following.create_task(self._follow_file())
+                elif self._is_behind:
                     following.create_task(self._follow())
                 before = now
 
     @property
     def _is_behind(self) -> bool:
-        """A reload came while there was no fleet yet to be told of it."""
+        """A change came while there was no fleet yet to be told of it."""
         return (
             self._apply is not None
-            and self._followed is not self._config.current
+            and self._followed is not self._config.current.settings
             and not self._one_follows.locked()
         )
 
@@ -174,13 +263,19 @@ def refuse_restart_changes(old: Settings, new: Settings) -> None:
         and getattr(old.server, key) != getattr(new.server, key)
     ]
     changed += _differing(old.redis, new.redis, "redis")
+    changed += _differing(old.database, new.database, "database")
     if len(old.models) != len(new.models):
         changed.append("models")
     else:
         for index, (before, after) in enumerate(zip(old.models, new.models, strict=True)):
             name = f"models[{index}]"
             reloadable = {f"{name}.{key}" for key in _RELOADABLE_MODEL_KEYS}
-            changed += [key for key in _differing(before, after, name) if key not in reloadable]
+            sections = tuple(f"{name}.{key}." for key in _RELOADABLE_MODEL_SECTIONS)
+            changed += [
+                key
+                for key in _differing(before, after, name)
+                if key not in reloadable and not key.startswith(sections)
+            ]
     if changed:
         raise ConfigError([f"{key}: needs a restart to change" for key in changed])
 

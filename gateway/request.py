@@ -14,13 +14,13 @@ from gateway.endpoints import Task
 from gateway.http_call import Header, HttpCall
 from gateway.limits.limiter import Reservation
 from gateway.models import AnyModel
-from gateway.peer import peer_tenant
+from gateway.peer import PeerTenant, peer_tenant
 from gateway.prompts import Prompt
 from gateway.reload import Snapshot
 from gateway.tenants import Caller, Tenant, TenantCache
 from gateway.terms import Terms
 from gateway.wire.usage import Usage, sum_by_tier
-from policies.pricing import FREE, Price
+from policies.pricing import FREE, Price, written_tokens
 
 
 @dataclass(slots=True)
@@ -55,9 +55,11 @@ class Request:
     batch: str = ""
     reservation: Reservation | None = None
     price: Price = FREE
+    wants_price: bool = False
     cache_owner: Tenant | None = None
     """Whose KV it is, where that is not `tenant`: a peer's tenant, which the peer's key speaks
     for."""
+    peer: PeerTenant | None = None
     task: Task | None = None
     model: AnyModel | None = None
     prompts: list[Prompt] = field(default_factory=list)
@@ -81,16 +83,23 @@ class Request:
         """`x-ratelimit-*` and their like, once limits have let it in."""
         return [] if self.reservation is None else self.reservation.headers
 
-    def read_peer(self, body: bytes | bytearray, secret: bytes) -> Tenant:
-        """Whose KV the request may share: its tenant's, or that of whom a trusted peer speaks for.
+    def read_peer(self, body: bytes | bytearray, secret: bytes) -> PeerTenant | None:
+        """Whom a trusted peer speaks for, None where nobody does: the KV is that tenant's then.
         Raises a 401 ApiError for a peer that is not trusted."""
         assert self.tenant is not None
-        peer = peer_tenant(self.call, body, secret, time.time())
-        if peer is None:
-            return self.tenant
-        cache = TenantCache(scope=peer.cache_scope)
-        self.cache_owner = replace(self.tenant, id=peer.id, cache=cache)
-        return self.cache_owner
+        peer = self.peer = peer_tenant(self.call, body, secret, time.time())
+        if peer is not None:
+            cache = TenantCache(scope=peer.cache_scope)
+            self.cache_owner = replace(self.tenant, id=peer.id, cache=cache)
+        return peer
+
+    @property
+    def promised(self) -> bool:
+        """Whether what its tenant was promised is about this request: not where it runs in another
+        class, nor where a peer has let it in, who counts."""
+        if self.tenant is None or self.peer is not None:
+            return False
+        return self.terms.service_class is self.tenant.service_class
 
     @property
     def shows_receipt(self) -> bool:
@@ -127,6 +136,41 @@ class Request:
             cached_by_tier=sum_by_tier(uses.values()),
             completion_tokens=sum(choice.text.generated for choice in self.choices),
         )
+
+    def told_usage(self) -> Usage:
+        """As `usage`, with the price if the client wants that."""
+        usage = self.usage()
+        return replace(usage, cost_nusd=self.cost_nusd(usage)) if self.wants_price else usage
+
+    def cost_nusd(self, usage: Usage) -> int:
+        """What it costs with this usage."""
+        return self.price.request_nusd(
+            uncached_tokens=usage.prompt_tokens - usage.cached_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            written_tokens=self.written_tokens(),
+            batch=bool(self.batch),
+        )
+
+    def written_tokens(self) -> int:
+        """Tokens that were computed and lie within what the request asked to keep: by breakpoints,
+        by using or making a named prefix, or by `prompt_cache_retention`.
+
+        Each prompt counts once, however many choices it has, and by the choice that found the
+        least. Remote servers keep nothing for us.
+        """
+        if self.task is None or self.relayed is not None:
+            return 0
+        keeps_all = self.task.generation.keep_prompt_s is not None
+        total = 0
+        for index, use in self.cache_uses().items():
+            if use is None:
+                continue  # it has not run
+            prompt = self.prompts[index]
+            tokens = len(prompt.token_ids)
+            kept = max((each.tokens for each in prompt.retention), default=0)
+            total += written_tokens(tokens, use.cached_tokens, tokens if keeps_all else kept)
+        return total
 
     def cache_uses(self) -> dict[int, CacheUse | None]:
         """How each prompt that the engine has met the cache, by its index.

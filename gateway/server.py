@@ -39,6 +39,7 @@ from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.signals import on_signals
 from gateway.state_dir import StateDir
+from gateway.tenancy import Tenancy
 from gateway.version import __version__
 
 _log = structlog.get_logger("forebay.server")
@@ -51,8 +52,8 @@ _GC_THRESHOLDS = (10_000, 20, 50)
 
 
 class OpenFleet(Protocol):
-    """Loads the models into `models` and starts their replicas; closing ends every stream that
-    still runs.
+    """Loads the models into `models`, starts their replicas and opens the books of `tenancy`;
+    closing ends every stream that still runs.
 
     `progress` is called from loading threads and raises StartInterrupted when the server is told
     to stop: let it pass.
@@ -67,6 +68,9 @@ class OpenFleet(Protocol):
         secret: bytes,
         metrics: Metrics,
         progress: ReportProgress,
+        runtime: RuntimeConfig,
+        tenancy: Tenancy,
+        lifecycle: Lifecycle,
     ) -> AbstractAsyncContextManager[OpenedFleet]: ...
 
 
@@ -96,6 +100,7 @@ class MakeApp(Protocol):
         lifecycle: Lifecycle,
         named_store: NamedCacheStore,
         control: FleetControl,
+        tenancy: Tenancy,
     ) -> ASGIApp: ...
 
 
@@ -179,6 +184,7 @@ class _Process:
         self._named_store = LateNamedStore()
         self._control = LateFleetControl()
         self._lifecycle = Lifecycle()
+        self._tenancy = Tenancy(self._runtime, self._metrics, follow=self._reloader.catch_up)
         self._app = make_app(
             runtime=self._runtime,
             models=self._models,
@@ -187,6 +193,7 @@ class _Process:
             lifecycle=self._lifecycle,
             named_store=self._named_store,
             control=self._control,
+            tenancy=self._tenancy,
         )
         self._stop = asyncio.Event()
         self._loaded = asyncio.Event()
@@ -233,7 +240,7 @@ class _Process:
         """Load, and keep the models open until released: one task, so that what is entered here is
         left here."""
         async with AsyncExitStack() as held:
-            with show_progress() as show:
+            with show_progress() as show, _no_collections():
 
                 def progress(what: str, done: int, total: int) -> None:
                     if self._lifecycle.draining:
@@ -248,6 +255,9 @@ class _Process:
                         secret=self._secret,
                         metrics=self._metrics,
                         progress=progress,
+                        runtime=self._runtime,
+                        tenancy=self._tenancy,
+                        lifecycle=self._lifecycle,
                     )
                 )
             self._named_store.use(fleet.named_store)
@@ -264,6 +274,7 @@ class _Process:
         seconds = self._runtime.current.settings.server.drain_s
         in_flight = self._lifecycle.in_flight
         _log.info("draining", in_flight=in_flight, at_most_s=seconds)
+        self._tenancy.batches.stop_taking()
         if not await self._lifecycle.wait_idle(seconds):
             _log.warning("drain time is over, cutting off", in_flight=self._lifecycle.in_flight)
 
@@ -326,6 +337,17 @@ class _HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """The process handles its signals itself."""
         yield
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Not while loading: of a million new objects nearly all stay, and walking them again and again
+    takes half a second."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class DatabaseSettings(Section):
     """Where runtime tenants and keys, the ledger, batches and the audit trail are kept: `sqlite`, a
     file in the state directory, or a PostgreSQL that several gateways share."""
 
-    url: str = "sqlite"
+    url: Annotated[str, Field(repr=False)] = "sqlite"
 
     @field_validator("url")
     @classmethod

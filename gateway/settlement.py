@@ -69,16 +69,6 @@ class settled:  # noqa: N801 - it is used as a statement
             self._recent.note(request)
 
 
-def cost_of(request: Request, usage: Usage) -> int:
-    """What the request costs with this usage, in nUSD."""
-    return request.price.request_nusd(
-        uncached_tokens=usage.prompt_tokens - usage.cached_tokens,
-        cached_tokens=usage.cached_tokens,
-        output_tokens=usage.completion_tokens,
-        batch=bool(request.batch),
-    )
-
-
 def _account(
     request: Request, tenancy: Tenancy, outcome: str, status: int | None, usage: Usage
 ) -> int | None:
@@ -88,10 +78,10 @@ def _account(
         return None
     if request.reservation is None:
         if status == 503:
-            tenancy.slo.shed(tenant, model.name)
+            tenancy.slo.shed(tenant, model.name, promised=request.promised)
         return None
     charged = outcome in _CHARGED
-    cost_nusd = cost_of(request, usage) if charged else 0
+    cost_nusd = request.cost_nusd(usage) if charged else 0
     if charged:
         request.reservation.settle(used_tokens(usage, tenant), cost_nusd)
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
@@ -100,7 +90,7 @@ def _account(
         met = tenancy.slo.note(
             tenant,
             model.name,
-            promised=request.terms.service_class is tenant.service_class,
+            promised=request.promised,
             ttft_s=ttft_s if charged else None,
             tpot_s=tpot_s,
             publish_s=publish_s,
@@ -124,7 +114,7 @@ def _account(
             cached_device_tokens=usage.cached_by_tier[Tier.DEVICE],
             cached_dram_tokens=usage.cached_by_tier[Tier.DRAM],
             cached_redis_tokens=usage.cached_by_tier[Tier.REDIS],
-            written_tokens=0,
+            written_tokens=request.written_tokens(),
             output_tokens=usage.completion_tokens,
             cost_nusd=cost_nusd,
             e2e_s=e2e_s,

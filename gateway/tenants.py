@@ -82,6 +82,10 @@ class KeyFacts:
     limits: Limits = NO_LIMITS
     expires_s: float | None = None
 
+    def expired(self, now_s: float) -> bool:
+        """Whether it lets nobody in any more."""
+        return self.expires_s is not None and now_s >= self.expires_s
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -110,15 +114,22 @@ class KeyRing:
         # looked up under a key of this process's own, a near miss takes as long as any other
         self._pepper = secrets.token_bytes(32)
         self._caller_by_tag: dict[bytes, tuple[bytes, Caller]] = {}
+        self._caller_by_id: dict[str, Caller] = {}
         self._tenants = {tenant.id: tenant for tenant in tenants}
         for hashed, tenant, *rest in keys:
-            digest = bytes.fromhex(hashed.removeprefix("sha256:"))
-            tag = self._tag(digest)
-            if tag in self._caller_by_tag:
-                raise ValueError(f"tenant {tenant.id}: one of its keys is listed twice")
-            facts = rest[0] if rest else KeyFacts(key_id(hashed))
-            self._caller_by_tag[tag] = (digest, Caller(tenant, facts))
-            self._tenants.setdefault(tenant.id, tenant)
+            self._add(hashed, tenant, rest[0] if rest else KeyFacts(key_id(hashed)))
+
+    def joined(
+        self, keys: Iterable[tuple[str, Tenant, KeyFacts]], tenants: Iterable[Tenant]
+    ) -> KeyRing:
+        """Another ring, with these as well. Raises ValueError on a duplicate."""
+        ring = KeyRing((), [*self._tenants.values(), *tenants])
+        ring._pepper = self._pepper
+        ring._caller_by_tag = dict(self._caller_by_tag)
+        ring._caller_by_id = dict(self._caller_by_id)
+        for hashed, tenant, facts in keys:
+            ring._add(hashed, tenant, facts)
+        return ring
 
     @property
     def tenants(self) -> Mapping[str, Tenant]:
@@ -128,6 +139,21 @@ class KeyRing:
     def tenant(self, tenant_id: str) -> Tenant | None:
         """The tenant of this id."""
         return self._tenants.get(tenant_id)
+
+    @property
+    def callers(self) -> Mapping[str, Caller]:
+        """Everybody who may come in, by the id of the key."""
+        return self._caller_by_id
+
+    def has(self, hashed: str) -> bool:
+        """Whether this `hash_key` string is one of the ring's."""
+        return self._tag(_digest(hashed)) in self._caller_by_tag
+
+    def caller(self, key: str) -> Caller | None:
+        """Who has the key of this id, while it is valid: for work that goes on after its request
+        is over."""
+        caller = self._caller_by_id.get(key)
+        return None if caller is None or caller.key.expired(time.time()) else caller
 
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant of `identify`, with its errors."""
@@ -148,9 +174,23 @@ class KeyRing:
         digest, caller = self._caller_by_tag.get(self._tag(presented), (b"", None))
         if caller is None or not hmac.compare_digest(digest, presented):
             raise unauthorized("This API key is not valid.")
-        if caller.key.expires_s is not None and time.time() >= caller.key.expires_s:
+        if caller.key.expired(time.time()):
             raise unauthorized("This API key is not valid.")
         return caller
 
+    def _add(self, hashed: str, tenant: Tenant, facts: KeyFacts) -> None:
+        digest = _digest(hashed)
+        tag = self._tag(digest)
+        if tag in self._caller_by_tag:
+            raise ValueError(f"tenant {tenant.id}: one of its keys is listed twice")
+        caller = Caller(tenant, facts)
+        self._caller_by_tag[tag] = (digest, caller)
+        self._caller_by_id[facts.id] = caller
+        self._tenants.setdefault(tenant.id, tenant)
+
     def _tag(self, digest: bytes) -> bytes:
         return hmac.digest(self._pepper, digest, "sha256")
+
+
+def _digest(hashed: str) -> bytes:
+    return bytes.fromhex(hashed.removeprefix("sha256:"))

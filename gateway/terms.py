@@ -8,6 +8,7 @@ from time import monotonic
 from cache.hashing import owner_tags
 from gateway.errors import bad_request
 from gateway.http_call import HttpCall
+from gateway.peer import PeerTenant
 from gateway.tenants import Tenant
 from policies.service_class import SERVICE_TIERS, ServiceClass, class_of_tier, tier_of_class
 
@@ -18,8 +19,9 @@ _LONGEST_MS = 86_400_000
 @dataclass(frozen=True, slots=True)
 class Terms:
     """`flow` names the tenant to queues, which it shares by `weight`. `timeout_at_s`
-    (`time.monotonic`) is when its client will have no use for an answer any more. `tier` is the
-    `service_tier` that the client asked for."""
+    (`time.monotonic`) is when its client will have no use for an answer any more. `due_at_s` is
+    when its first token is due by what another forebay has promised: it orders queues here, and is
+    no promise to be judged by. `tier` is the `service_tier` that the client asked for."""
 
     service_class: ServiceClass = ServiceClass.STANDARD
     flow: bytes = b""
@@ -29,6 +31,7 @@ class Terms:
     timeout_at_s: float | None = None
     tier: str | None = None
     started_s: float = 0.0
+    due_at_s: float | None = None
 
     @property
     def priority(self) -> int:
@@ -39,9 +42,17 @@ class Terms:
     def deadline_s(self) -> float | None:
         """When its first token is due (`time.monotonic`)."""
         dues = [] if self.ttft_s is None else [self.started_s + self.ttft_s]
+        if self.due_at_s is not None:
+            dues.append(self.due_at_s)
         if self.timeout_at_s is not None:
             dues.append(self.timeout_at_s)
         return min(dues, default=None)
+
+    @property
+    def due_s(self) -> float | None:
+        """In how many seconds it is due; negative if it should be there already."""
+        due_s = self.deadline_s
+        return None if due_s is None else due_s - monotonic()
 
     @property
     def served_tier(self) -> str | None:
@@ -51,6 +62,21 @@ class Terms:
     def as_batch(self) -> Terms:
         """The same, run in the gaps that others leave."""
         return replace(self, service_class=ServiceClass.BATCH, ttft_s=None, tpot_s=None)
+
+    def as_peers(self, peer: PeerTenant, flow: bytes) -> Terms:
+        """The same for a tenant of a trusted peer's, which is the `flow`: the peer has decided how
+        urgent it is, let it in by what was promised, and counts whether that was kept."""
+        if peer.service_class is None:
+            return replace(self, flow=flow)
+        return replace(
+            self,
+            service_class=peer.service_class,
+            flow=flow,
+            weight=peer.weight,
+            ttft_s=None,
+            tpot_s=peer.tpot_s,
+            due_at_s=None if peer.due_s is None else monotonic() + peer.due_s,
+        )
 
 
 def read_terms(

@@ -12,22 +12,32 @@ from loadtest.divergence import Divergence, measure_divergence
 from loadtest.forebay_server import MODEL, running_forebay
 from loadtest.gateway_cost import GatewayCost, measure_gateway
 from loadtest.routing_bench import ROUTING, ROUTING_PARTS, RoutingFigures, measure_routing
+from loadtest.tenants_bench import (
+    RUN_S,
+    TENANTS,
+    TENANTS_PARTS,
+    TenantsFigures,
+    measure_tenants,
+)
 from loadtest.workloads import Workload
 
-PARTS = ("engine", "gateway", "divergence", "cache", ROUTING)
+PARTS = ("engine", "gateway", "divergence", "cache", ROUTING, TENANTS)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """What to measure: the workloads of the engine part (none: leave it out), whether the gateway's
     own cost, whether how bfloat16 diverges from float32, whether the cache's tiers, and which of
-    the routing parts."""
+    the routing and of the tenants parts. `run_s` is how long requests come in each run of the
+    latter."""
 
     workloads: tuple[Workload, ...]
     gateway: bool
     divergence: bool
     cache: bool
     routing: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    run_s: float = RUN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +51,17 @@ class BenchReport:
     divergence: Divergence | None
     cache: CacheFigures | None
     routing: RoutingFigures | None
+    tenants: TenantsFigures | None
 
 
 def routing_parts(names: Sequence[str]) -> tuple[str, ...]:
     """Those that are named, all of them for "routing"."""
     return tuple(part for part in ROUTING_PARTS if part in names or ROUTING in names)
+
+
+def tenants_parts(names: Sequence[str]) -> tuple[str, ...]:
+    """Those that are named, all of them for "tenants"."""
+    return tuple(part for part in TENANTS_PARTS if part in names or TENANTS in names)
 
 
 async def run_bench(
@@ -81,4 +97,9 @@ async def run_bench(
     routing = None
     if plan.routing:
         routing = await measure_routing(plan.routing, repeats=repeats, seed=seed, tell=tell)
-    return BenchReport(start_s, tuple(reports), cost, divergence, cache, routing)
+    tenants = None
+    if plan.tenants:
+        tenants = await measure_tenants(
+            plan.tenants, rounds=repeats, run_s=plan.run_s, seed=seed, tell=tell
+        )
+    return BenchReport(start_s, tuple(reports), cost, divergence, cache, routing, tenants)

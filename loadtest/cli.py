@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 import uvloop
 
-from loadtest.bench import PARTS, BenchPlan, routing_parts, run_bench
+from loadtest.bench import PARTS, BenchPlan, routing_parts, run_bench, tenants_parts
 from loadtest.cache_bench import CacheFigures
 from loadtest.cache_bench_report import cache_notes, cache_tables
 from loadtest.campaign import CampaignError, Contender, Report, run_campaign
@@ -36,6 +36,8 @@ from loadtest.report import (
 from loadtest.routing_bench import ROUTING_PARTS, RoutingFigures
 from loadtest.routing_bench_report import routing_notes, routing_tables
 from loadtest.soak import complaints, run_soak
+from loadtest.tenants_bench import RUN_S, TENANTS_PARTS, TenantsFigures
+from loadtest.tenants_bench_report import tenants_notes, tenants_tables
 from loadtest.workloads import DEFAULT_VOCABULARY, STANDARD, Vocabulary, Workload
 
 _T = TypeVar("_T")
@@ -102,11 +104,16 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[PART]...",
-            help="engine, gateway, divergence, cache, routing, or parts of them: workloads of the "
-            "engine, routing-decision, routing-proxy, routing-policies, routing-workers.",
+            help="engine, gateway, divergence, cache, routing, tenants, or parts of them: "
+            "workloads of the engine, routing-decision, routing-proxy, routing-policies, "
+            "routing-workers, tenants-overhead, tenants-neighbour, tenants-goodput.",
         ),
     ] = None,
     repeats: _Repeats = 3,
+    run_s: Annotated[
+        float,
+        typer.Option(min=2, help="Seconds for which requests come in each run of tenants."),
+    ] = RUN_S,
     seed: _Seed = None,
     json_path: _Json = None,
     markdown: _Markdown = False,
@@ -117,7 +124,7 @@ def bench(
     against_pid: _AgainstPid = None,
 ) -> None:
     """Start forebay with the bundled model, measure the parts named (all if none), stop it."""
-    plan = _planned(parts or PARTS)
+    plan = _planned(parts or PARTS, run_s)
     peer = None
     if against is not None:
         target = Target(against_name, _endpoint(against, against_key), against_model or MODEL)
@@ -132,6 +139,7 @@ def bench(
         divergence=found.divergence,
         cache=found.cache,
         routing=found.routing,
+        tenants=found.tenants,
         markdown=markdown,
         json_path=json_path,
     )
@@ -179,6 +187,7 @@ def _show(
     divergence: Divergence | None = None,
     cache: CacheFigures | None = None,
     routing: RoutingFigures | None = None,
+    tenants: TenantsFigures | None = None,
     markdown: bool,
     json_path: Path | None,
 ) -> None:
@@ -188,6 +197,7 @@ def _show(
     tables += [gateway_table(gateway)] if gateway is not None else []
     tables += cache_tables(cache) if cache is not None else []
     tables += routing_tables(routing) if routing is not None else []
+    tables += tenants_tables(tenants) if tenants is not None else []
     typer.echo("\n".join(machine))
     for table in tables:
         typer.echo(f"\n{table.markdown() if markdown else table.text()}")
@@ -195,13 +205,14 @@ def _show(
     lines += divergence_notes(divergence) if divergence is not None else []
     lines += cache_notes(cache) if cache is not None else []
     lines += routing_notes(routing) if routing is not None else []
+    lines += tenants_notes(tenants) if tenants is not None else []
     typer.echo("")
     for line in [*lines, *notes(reports)]:
         typer.echo(line)
     if json_path is not None:
         try:
             json_path.write_bytes(
-                as_json(reports, workloads, machine, gateway, divergence, cache, routing)
+                as_json(reports, workloads, machine, gateway, divergence, cache, routing, tenants)
             )
         except OSError as error:
             _stop(f"{json_path}: cannot be written ({error.strerror})")
@@ -219,9 +230,9 @@ def _finished(work: Coroutine[Any, Any, _T]) -> _T:
         _stop(str(error))
 
 
-def _planned(names: Sequence[str]) -> BenchPlan:
+def _planned(names: Sequence[str], run_s: float) -> BenchPlan:
     """All workloads for "engine", else those that are named."""
-    known = (*PARTS, *ROUTING_PARTS, *STANDARD)
+    known = (*PARTS, *ROUTING_PARTS, *TENANTS_PARTS, *STANDARD)
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"{name}: no such part; there are {', '.join(known)}")
@@ -232,6 +243,8 @@ def _planned(names: Sequence[str]) -> BenchPlan:
         divergence="divergence" in names,
         cache="cache" in names,
         routing=routing_parts(names),
+        tenants=tenants_parts(names),
+        run_s=run_s,
     )
 
 

@@ -14,6 +14,7 @@ from loadtest.divergence import OUTPUT_TOKENS, Divergence
 from loadtest.gateway_cost import GatewayCost
 from loadtest.routing_bench import RoutingFigures
 from loadtest.tables import Table, number
+from loadtest.tenants_bench import TenantsFigures
 from loadtest.workloads import Workload
 
 _SHOWN_FAILURES = 5
@@ -108,6 +109,7 @@ def as_json(
     divergence: Divergence | None = None,
     cache: CacheFigures | None = None,
     routing: RoutingFigures | None = None,
+    tenants: TenantsFigures | None = None,
 ) -> bytes:
     """Every repetition with all its percentiles, indented, with a newline at the end."""
     document = {
@@ -119,6 +121,7 @@ def as_json(
         "divergence": divergence,
         "cache": cache,
         "routing": routing,
+        "tenants": tenants,
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

@@ -49,10 +49,12 @@ class Standing(NamedTuple):
     running ones' contexts; `max_running` is how many it runs at once, `full` that it would refuse
     another.
 
-    `queued` says how much of `waiting` and `pending_tokens` belongs to which priority; what it does
-    not mention, nobody overtakes. `answer_tokens` is the mean length of the answers generated
-    there; 0: not known. `reuse` is the chance that what newly computed tokens push out of the cache
-    there will be asked for again: 0 while it has room, 1 where nothing is known.
+    `queued` says how much of `waiting` and `pending_tokens` belongs to which priority and flow,
+    each pair once; what it does not mention, nobody overtakes. `yielding` counts those of `running`
+    that the more urgent put back into the line, as (priority, sequences). `answer_tokens` is the
+    mean length of the answers generated there; 0: not known. `reuse` is the chance that what newly
+    computed tokens push out of the cache there will be asked for again: 0 while it has room, 1
+    where nothing is known.
     """
 
     pending_tokens: int = 0
@@ -64,6 +66,7 @@ class Standing(NamedTuple):
     queued: tuple[Queued, ...] = ()
     answer_tokens: int = 0
     reuse: float = 1.0
+    yielding: tuple[tuple[int, int], ...] = ()
 
 
 class Candidate(NamedTuple):
@@ -79,13 +82,15 @@ class Candidate(NamedTuple):
 class RouteRequest:
     """What routing knows of a request: the length of its prompt in tokens, how many it may
     generate, and its place in the order of classes (lower is more urgent). `flow` is whose it is,
-    who has the share `weight` of the priority."""
+    who has the share `weight` of the priority. `due_s` is the time within which its first token was
+    promised; None: whenever it comes."""
 
     prompt_tokens: int
     max_tokens: int = 16
     priority: int = 0
     flow: bytes = b""
     weight: float = 1.0
+    due_s: float | None = None
 
 
 class Prediction(NamedTuple):

@@ -33,6 +33,9 @@ class PredictedTtft:
     cost, are equal, and chance decides. So prefixes that nobody has are spread evenly over idle
     replicas, also where one of them has a few tokens of every prompt. The queue is no part of the
     measure: under load it is most of the cost, and what is warm would drown in it.
+
+    *Promises.* Where the least cost is too late for what the request was promised (`due_s`), the
+    least cost is taken among those that are in time, if there are any.
     """
 
     def __init__(self, noise: float = 0.1) -> None:
@@ -42,11 +45,27 @@ class PredictedTtft:
         self._noise = noise
 
     def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
-        """The least cost; among equals, any."""
+        """The least cost, in time if that can be; among equals, any."""
+        chosen = self._cheapest(request, candidates, random)
+        due_s = request.due_s
+        if due_s is None or sum(predicted_terms(request, (candidates[chosen],))[0]) <= due_s:
+            return chosen
+        in_time = [
+            index
+            for index, terms in enumerate(predicted_terms(request, candidates))
+            if sum(terms) <= due_s and not candidates[index].standing.full
+        ]
+        if not in_time:
+            return chosen
+        return in_time[self._cheapest(request, [candidates[i] for i in in_time], random)]
+
+    def _cheapest(
+        self, request: RouteRequest, candidates: Sequence[Candidate], random: Random
+    ) -> int:
         floors = _floors_s(request, candidates)
         lowest = floors.index(min(floors))
         if floors[lowest] == _NEVER:  # all are full: then that tells nothing
-            return self.choose(request, [_not_full(candidate) for candidate in candidates], random)
+            return self._cheapest(request, [_not_full(one) for one in candidates], random)
         costs = self._costs_s(request, [candidates[lowest]])
         # whoever costs least, its equals cost no more than this one and its noise
         within_s = costs[0][0] * (1.0 + self._noise)
@@ -161,9 +180,10 @@ def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[fl
     few operations that mostly leave a handful to be looked at closely.
 
     A token that is computed takes its own time and its share of a full step's constant; of a step
-    under way at least half is ahead; what has less urgent sequences in it may be overtaken.
+    under way at least half is ahead. Of what other flows of its priority have queued, nothing is
+    certain to be.
     """
-    prompt_tokens = request.prompt_tokens
+    prompt_tokens, priority, flow = request.prompt_tokens, request.priority, request.flow
     floors = []
     for candidate in candidates:
         cost, standing = candidate[1], candidate[2]
@@ -171,12 +191,12 @@ def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[fl
             floors.append(_NEVER)
             continue
         pending, reuse, step_tokens = standing[0], standing[8], cost[9]
-        if standing[6]:
-            ahead = 0.0
-        elif pending > step_tokens:
-            ahead = pending - 0.5 * step_tokens
-        else:
-            ahead = 0.5 * pending
+        queued = standing[6]
+        if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] > priority):
+            for its_priority, _, tokens, its_flow, _ in queued:
+                if its_priority > priority or (its_priority == priority and its_flow != flow):
+                    pending -= tokens
+        ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending
         computed = (prompt_tokens - sum(candidate[3])) * (1.0 + standing[1] + reuse + reuse * reuse)
         floors.append((cost[1] + cost[0] / step_tokens) * (computed + ahead))
     return floors

@@ -23,7 +23,13 @@ def predict(request: RouteRequest, candidate: Candidate) -> Prediction:
     steps. Those who run are taken to be spread evenly over their answers (`answer_tokens`; where
     that is not known, the request's own `max_tokens`), so that of n slots the k-th comes free after
     `k / (n + 1)` of an answer's steps. Pending tokens attend as cold prompts of equal length would.
-    What is queued and less urgent is overtaken.
+
+    Who is in front: whoever is more urgent, and what is queued of the request's own flow. Another
+    flow of its priority gets, until the request's turn comes, no more than its weight allows: of
+    `weight_j` it computes at most `weight_j / weight` of what the own flow does, and no more than
+    it has. So much is in front, in tokens and in sequences. Of the request itself half counts to
+    what the own flow does: its flow may be served next, or may just have been. What is less urgent
+    is overtaken, and gives up its slots.
 
     `load_s` and `prefill_s`: what lies in lower tiers is loaded as far as loading and computing the
     rest alone takes least time, which is how the engine decides (`tiering.choose_load`), of each
@@ -41,11 +47,14 @@ def predicted_terms(
     worked out once for all candidates that have the same of it, what that costs once for
     neighbours with the same (not merely equal) coefficients.
     """
-    prompt_tokens = request.prompt_tokens
+    prompt_tokens, priority = request.prompt_tokens, request.priority
+    flow, weight = request.flow, request.weight
     cuts_of: dict[tuple[int, Cached], list[_Cut]] = {}
     known_cost: Coefficients | None = None
     known_cached: Cached | None = None
     terms: list[tuple[float, float, float]] = []
+    pending: float
+    waiting: float
     for _, cost, standing, cached in candidates:
         if cost is not known_cost or cached is not known_cached:
             (
@@ -84,11 +93,23 @@ def predicted_terms(
         if not (standing[0] or standing[1] or standing[2]):  # idle
             terms.append((0.0, load_s, alone_prefill_s))
             continue
-        pending, waiting, running, context, slots, _, queued, answer_tokens, _ = standing
-        for priority, sequences, tokens, _, _ in queued:
-            if priority > request.priority:
-                pending -= tokens
-                waiting -= sequences
+        pending, waiting, running, context, slots, _, queued, answer_tokens, _, yielding = standing
+        if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] != priority):
+            own_tokens, own_sequences = 0.5 * uncached_tokens, 0.5
+            for its_priority, sequences, tokens, its_flow, _ in queued:
+                if its_priority == priority and its_flow == flow:
+                    own_tokens += tokens
+                    own_sequences += sequences
+            for its_priority, sequences, tokens, its_flow, its_weight in queued:
+                if its_priority > priority:
+                    pending -= tokens
+                    waiting -= sequences
+                elif its_priority == priority and its_flow != flow:
+                    share = its_weight / weight
+                    if tokens > own_tokens * share:
+                        pending -= tokens - own_tokens * share
+                    if sequences > own_sequences * share:
+                        waiting -= sequences - own_sequences * share
         room = step_tokens - running
         if room < 1:
             room = 1
@@ -103,6 +124,10 @@ def predicted_terms(
                 steps_ahead = behind / room
                 queue_s += behind * (token_s + attended_s * pending / (2 * (waiting or 1)))
         slots_short = running + waiting + 1 - slots
+        if slots_short > 0 and yielding:
+            for its_priority, sequences in yielding:
+                if its_priority > priority:
+                    slots_short -= sequences
         if slots_short > 0:
             until_free = slots_short * (answer_tokens or request.max_tokens) / (slots + 1)
             if until_free > steps_ahead:

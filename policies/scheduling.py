@@ -1,33 +1,38 @@
-"""Which sequence computes how many tokens in the next step, and who gives way."""
+"""Who goes first, and who gives way.
+
+Between classes `priority` decides, between the flows of one class `policies.fairness`, and within a
+flow what is due first (`due_s`). `policies.floors` says when a less urgent class has its turn all
+the same, `policies.step_budget` how much of a prompt a step computes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+PATIENCE_S = 30.0
+"""Within its flow a request is due so long after it came, unless its deadline is earlier. So nobody
+waits longer than that for those who came later, and a deadline that has passed counts no more."""
+
 
 class Rank(NamedTuple):
-    """A sequence's place in line; the smaller goes first. `priority` before `arrival`."""
+    """A running sequence's claim on its slot and pages; the greatest gives them up first.
+    `priority` before `arrival`."""
 
     priority: int
     arrival: int
 
 
-def share_budget(budget_tokens: int, wanted_tokens: Sequence[int]) -> list[int]:
-    """Tokens each running sequence computes this step, given in rank order.
+def due_s(arrived_s: float, deadline_s: float | None, now_s: float) -> float:
+    """When a request is due in its flow's line, which is in the order of these times.
 
-    Decodes (one token wanted) are served before any prefill takes its chunk, so that a long prompt
-    delays a running stream by at most one step's work; prefills then take what is left, first come
-    first served. The sum never exceeds `budget_tokens`.
+    Its deadline, while that can still be met; without one, or when it has passed, `PATIENCE_S`
+    after it came: who is late already has nothing to lose by letting those before who are not.
     """
-    left = budget_tokens
-    shares = [0] * len(wanted_tokens)
-    for decodes in (True, False):
-        for index, wanted in enumerate(wanted_tokens):
-            if (wanted == 1) is decodes:
-                shares[index] = min(wanted, left)
-                left -= shares[index]
-    return shares
+    patience_s = arrived_s + PATIENCE_S
+    if deadline_s is None or deadline_s < now_s:
+        return patience_s
+    return min(deadline_s, patience_s)
 
 
 def pick_victim(ranks: Sequence[Rank]) -> int:

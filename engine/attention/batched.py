@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as functional
-from torch.nn.attention.bias import causal_lower_right
 
 from engine.attention.base import AttentionShape, StepIndex
 from engine.attention.reference import hidden_keys
@@ -77,6 +76,9 @@ def _prefill(
     value = _gather(values, block_table[None], length)
     on_cuda = query.device.type == "cuda"
     if on_cuda and shape.window is None and query.dtype != torch.float32:
+        # Here, because it takes all of torch's compiler along, a second that only CUDA has use for.
+        from torch.nn.attention.bias import causal_lower_right
+
         mask: torch.Tensor = causal_lower_right(len(query), length)
     else:
         mask = ~hidden_keys(positions, length, shape.window)

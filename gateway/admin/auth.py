@@ -32,3 +32,10 @@ def require_operator(call: HttpCall, snapshot: Snapshot) -> None:
         raise unauthorized("This needs the operator's key as 'Authorization: Bearer KEY'.")
     if not hmac.compare_digest(presented, expected):
         raise unauthorized("This is not the operator's key.")
+
+
+def operator_id(secret: bytes, snapshot: Snapshot) -> str:
+    """What names the operator's key in the audit trail, the same at every gateway of one `secret`.
+    Under that it is keyed: a key that somebody thought up could be found by trying."""
+    digest = snapshot.admin_key_digest or b""
+    return "op-" + hmac.digest(secret, b"operator\0" + digest, "sha256").hex()[:12]

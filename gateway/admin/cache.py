@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -41,6 +42,17 @@ class NamedPrefixes(Protocol):
     async def erase_tenant(self, tenant_id: str, user: str | None) -> ErasedNames:
         """Forget a tenant's, or one of its users', names."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedOwner:
+    """What was removed: how many named prefixes, blocks by model and tier; `missed` in words, and
+    models `not_covered`, which run elsewhere."""
+
+    named_prefixes: int
+    models: Mapping[str, Mapping[str, Any]]
+    missed: Sequence[str]
+    not_covered: Sequence[str]
 
 
 class CacheAdmin:
@@ -97,7 +109,7 @@ class CacheAdmin:
         missed = _missed(removed)
         _log.info("cache flushed", model=name or "all", complete=not missed)
         elsewhere = self._models.remote_names() if name is None else []
-        await _answer_removal(call, {}, removed, missed, elsewhere)
+        await answer_removal(call, {}, removed, missed, elsewhere)
 
     async def erase(self, call: HttpCall, tenant_id: str, user: str | None = None) -> None:
         """Remove a tenant's blocks and named prefixes, or one user's, from every tier of ours. What
@@ -113,6 +125,12 @@ class CacheAdmin:
         if user == "":
             raise bad_request("user must not be empty.", param="user")
         _require_erasable(snapshot, tenant_id, user, unknown=query.get("unknown"))
+        erased = await self.erase_owner(tenant_id, user)
+        whose = {"tenant": tenant_id, "user": user, "named_prefixes": erased.named_prefixes}
+        await answer_removal(call, whose, erased.models, erased.missed, erased.not_covered)
+
+    async def erase_owner(self, tenant_id: str, user: str | None = None) -> ErasedOwner:
+        """Remove what a tenant, or one of its users, has in this gateway's tiers and in Redis."""
         # the names first: a prefix that is still kept by one would be computed again
         names = ErasedNames(0, complete=True)
         if self._named is not None:
@@ -133,8 +151,7 @@ class CacheAdmin:
             complete=not missed,
             not_covered=elsewhere,
         )
-        whose = {"tenant": tenant_id, "user": user, "named_prefixes": names.names}
-        await _answer_removal(call, whose, removed, missed, elsewhere)
+        return ErasedOwner(names.names, removed, missed, elsewhere)
 
     def _admitted(self, call: HttpCall) -> Snapshot:
         snapshot = self._runtime.current
@@ -224,16 +241,18 @@ def _missed(removed: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return missed
 
 
-async def _answer_removal(
+async def answer_removal(
     call: HttpCall,
     whose: Mapping[str, Any],
     removed: Mapping[str, Mapping[str, Any]],
     missed: Sequence[str],
     elsewhere: Sequence[str],
+    *,
+    again: str = "Ask again",
 ) -> None:
-    """200 if nothing was missed; else a 503 that says what was done and that asking again is
-    safe. The models `elsewhere` are none that asking again would reach: they are named, and are
-    no part of what is complete."""
+    """200 if nothing was missed; else a 503 that says what was done and, by `again`, that asking
+    again is safe. The models `elsewhere` are none that asking again would reach: they are named,
+    and are no part of what is complete."""
     answer = {
         **whose,
         "complete": not missed,
@@ -244,8 +263,7 @@ async def _answer_removal(
         await call.answer_json(answer)
         return
     error = unavailable(
-        f"Not everything could be removed ({'; '.join(missed)}). Ask again: what is gone stays "
-        "gone.",
+        f"Not everything could be removed ({'; '.join(missed)}). {again}: what is gone stays gone.",
         code="cache_partly_removed",
         retry_after_s=_RETRY_AFTER_S,
     )

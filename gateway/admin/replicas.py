@@ -14,6 +14,7 @@ from gateway.fleet_control import FleetControl
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.models import Models
+from gateway.registry.audit import Deed
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.settings_fleet import RemoteSettings
 from gateway.wire.fields import Fields
@@ -52,7 +53,7 @@ class ReplicaAdmin:
         router, member = self._find(name)
         await call.answer_json(member_answer(router.model, member))
 
-    async def add(self, call: HttpCall) -> None:
+    async def add(self, call: HttpCall, deed: Deed) -> None:
         """`{"model": NAME}` starts one more engine of ours, `{"model": NAME, "remote": {...}}` uses
         one more server, described as in the configuration. 201."""
         snapshot = self._admitted(call)
@@ -70,6 +71,8 @@ class ReplicaAdmin:
                 name = await self._control.add_remote(model, _remote_settings(remote))
         except ValueError as refusal:
             raise ApiError(409, f"{_sentence(refusal)}", code="replica_not_added") from None
+        deed.target = name
+        deed.detail |= {"model": model, "remote": remote is not None}
         _log.info("replica added", replica=name, model=model)
         _, member = self._find(name)
         await call.answer_json(member_answer(model, member), status=201)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -10,35 +9,23 @@ from urllib.parse import quote
 import httpx
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
-from gateway.cli.server_call import DEFAULT_URL, connected, printable, refusal
+from gateway.cli.operator_call import KEY_HINT, AsJson, Key, Url, answered, console, raw
+from gateway.cli.server_call import DEFAULT_URL, printable, refusal
 from gateway.explain import text_lines
 from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
-from gateway.state_dir import StateDir
 
 cache = typer.Typer(help="Look into a running server's prompt cache, and remove from it.")
 
-_KEY_HINT = "see --key and FOREBAY_ADMIN_KEY; it must be the key that the server was started with"
-_READ_TIMEOUT_S = 180.0
-"""A removal may take the server two minutes."""
-_WIDTH_WITHOUT_TERMINAL = 200
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 _TIERS = ("device", "dram", "redis")
 _NOT_COUNTED = "-"
 _OWNERS = {"shared": "(shared prefixes)", "other": "(not configured)"}
-
-Url = Annotated[str, typer.Option(help="The server's address.")]
-Key = Annotated[
-    str | None,
-    typer.Option(envvar="FOREBAY_ADMIN_KEY", help="Operator's key; else this machine's own."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer as it is.")]
 
 
 @cache.command("stats")
@@ -48,12 +35,12 @@ def stats(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> N
     if as_json:
         typer.echo(response.text)
         return
-    console = _console()
-    for name, model in _answer(response, "models")["models"].items():
+    shown = console()
+    for name, model in answered(response, "models")["models"].items():
         for replica in model["replicas"]:
-            console.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
+            shown.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
             if replica["owners"]:
-                console.print(_owners_table(replica["owners"]))
+                shown.print(_owners_table(replica["owners"]))
 
 
 @cache.command("explain")
@@ -70,7 +57,7 @@ def explain(
     if as_json:
         typer.echo(response.text)
         return
-    for number, request in enumerate(_answer(response, "requests")["requests"]):
+    for number, request in enumerate(answered(response, "requests")["requests"]):
         if number:
             typer.echo()
         for line in text_lines(request):
@@ -117,28 +104,16 @@ def _call(
     method: str, path: str, url: str, key: str | None, params: Mapping[str, str] | None = None
 ) -> httpx.Response:
     """The server's answer: 200, or a removal that was not complete. Raises CommandError."""
-    with connected(url, key or _own_key(), read_timeout_s=_READ_TIMEOUT_S) as client:
-        response = client.request(method, path, params=params)
+    response = raw(method, path, url, key, params=params)
     status = response.status_code
     partly_done = status == httpx.codes.SERVICE_UNAVAILABLE and '"models":' in response.text
     if status != httpx.codes.OK and not partly_done:
-        raise CommandError(refusal(response, key_hint=_KEY_HINT))
+        raise CommandError(refusal(response, key_hint=KEY_HINT))
     return response
 
 
-def _answer(response: httpx.Response, member: str) -> Any:
-    """The answer's JSON object, which must have this member."""
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict) or member not in answer:
-        raise CommandError(f"what answers at {response.url.copy_with(query=None)} is not forebay")
-    return answer
-
-
 def _show_removal(response: httpx.Response, *, as_json: bool) -> None:
-    answer = _answer(response, "models")
+    answer = answered(response, "models")
     if as_json:
         typer.echo(response.text)
     else:
@@ -153,7 +128,7 @@ def _show_removal(response: httpx.Response, *, as_json: bool) -> None:
         for name in answer.get("not_covered", ()):
             typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
     if not answer["complete"]:
-        raise CommandError(refusal(response, key_hint=_KEY_HINT))
+        raise CommandError(refusal(response, key_hint=KEY_HINT))
 
 
 def _tiers_table(title: str, tiers: list[dict[str, Any]]) -> Table:
@@ -211,20 +186,3 @@ def _bytes(count: float) -> str:
         count /= 1024
         unit += 1
     return f"{count:.0f} {_UNITS[unit]}" if unit == 0 else f"{count:.1f} {_UNITS[unit]}"
-
-
-def _console() -> Console:
-    """A pipe has no width, and a file must not depend on this terminal's."""
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = _WIDTH_WITHOUT_TERMINAL
-    return console
-
-
-def _own_key() -> str:
-    key = StateDir(StateDir.locate(os.environ)).existing_admin_key()
-    if key is None:
-        raise CommandError(
-            "no operator's key: give --key or set FOREBAY_ADMIN_KEY", exit_code=exit_codes.USAGE
-        )
-    return key

@@ -9,12 +9,16 @@ from typing import Annotated
 import typer
 
 from gateway.cli import exit_codes
+from gateway.cli.audit import audit
 from gateway.cli.cache import cache
 from gateway.cli.chat import chat
 from gateway.cli.check import check
 from gateway.cli.errors import CommandError
 from gateway.cli.keys import keys
+from gateway.cli.ledger import ledger
 from gateway.cli.serve import serve_command
+from gateway.cli.tenants import tenants
+from gateway.cli.usage import usage
 from gateway.listening import PortUnavailable
 from gateway.settings_errors import ConfigError
 from gateway.version import __version__
@@ -32,8 +36,12 @@ app = typer.Typer(
 app.command("serve")(serve_command)
 app.command("chat")(chat)
 app.command("check")(check)
+app.command("audit")(audit)
 app.add_typer(cache, name="cache")
 app.add_typer(keys, name="keys")
+app.add_typer(tenants, name="tenants")
+app.add_typer(ledger, name="ledger")
+app.command("usage")(usage)
 
 
 def _show_version(wanted: bool) -> None:

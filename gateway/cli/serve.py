@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.models import Models
     from gateway.named_cache_store import NamedCacheStore
     from gateway.server import OpenedFleet, OpenFleet
+    from gateway.tenancy import Tenancy
 
 _LAST_PORT = 65_535
 
@@ -106,18 +107,29 @@ async def _open_fleet(
     secret: bytes,
     metrics: Metrics,
     progress: ReportProgress,
+    runtime: RuntimeConfig,
+    tenancy: Tenancy,
+    lifecycle: Lifecycle,
 ) -> AsyncIterator[OpenedFleet]:
-    open_fleet = await asyncio.to_thread(_import_fleet)
-    async with open_fleet(
-        settings, models=models, environ=environ, secret=secret, metrics=metrics, progress=progress
+    open_gateway = await asyncio.to_thread(_import_fleet)
+    async with open_gateway(
+        settings,
+        models=models,
+        environ=environ,
+        secret=secret,
+        metrics=metrics,
+        progress=progress,
+        runtime=runtime,
+        tenancy=tenancy,
+        lifecycle=lifecycle,
     ) as fleet:
         yield fleet
 
 
 def _import_fleet() -> OpenFleet:
-    from gateway.fleet import open_fleet
+    from gateway.opening import open_gateway
 
-    return open_fleet
+    return open_gateway
 
 
 def _make_app(
@@ -129,9 +141,17 @@ def _make_app(
     lifecycle: Lifecycle,
     named_store: NamedCacheStore,
     control: FleetControl,
+    tenancy: Tenancy,
 ) -> ASGIApp:
     from gateway.app import create_app
 
     return create_app(
-        runtime, models, metrics, secret, lifecycle, named_store=named_store, control=control
+        runtime,
+        models,
+        metrics,
+        secret,
+        lifecycle,
+        named_store=named_store,
+        control=control,
+        tenancy=tenancy,
     )

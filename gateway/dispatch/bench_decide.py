@@ -127,20 +127,22 @@ class _Fleet:
             self.directory.apply(name, BlockEvents(1, self._told[name], (change,)))
 
     @contextmanager
-    def at_work(self, draw: random.Random) -> Iterator[None]:
-        """With a few requests on every replica."""
+    def at_work(self, draw: random.Random, flows: int) -> Iterator[None]:
+        """With a few requests of so many flows on every replica."""
         with ExitStack() as placed:
             for member in self.router.members:
-                for _ in range(draw.randrange(8)):
-                    tokens = draw.randrange(100, 2000)
-                    share = placed.enter_context(member.load.share(tokens // 4, tokens))
+                for number in range(flows + draw.randrange(8) - 1):
+                    tokens, flow = draw.randrange(100, 2000), b"%d" % (number % flows)
+                    share = placed.enter_context(member.load.share(tokens // 4, tokens, flow=flow))
                     if draw.random() < 0.8:
                         share.begin()
             yield
 
 
-def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -> DecisionTimes:
-    """All of it."""
+def measure(
+    *, blocks: int, replicas: int, prompt_tokens: int, decisions: int, flows: int = 1
+) -> DecisionTimes:
+    """All of it; what is asked for is of one of the flows."""
     draw = random.Random(_SEED)
     length = prompt_tokens // CHAIN_BLOCK_TOKENS
     root = draw.randbytes(HASH_BYTES)
@@ -173,7 +175,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -
         chains = [prompt_links(root, token_bytes_of(each)) for each in ids]
         for chain in chains:
             prepare(chain)
-        ask = RouteRequest(prompt_tokens=prompt_tokens, max_tokens=256)
+        ask = RouteRequest(prompt_tokens=prompt_tokens, max_tokens=256, flow=b"0")
 
         def decide(turn: int) -> None:
             # links of their own, as those of a request are
@@ -189,7 +191,7 @@ def measure(*, blocks: int, replicas: int, prompt_tokens: int, decisions: int) -
     gc.collect()
     gc.freeze()  # as a gateway does with what is there when it starts
     try:
-        with fleet.at_work(draw):
+        with fleet.at_work(draw, flows):
             ids = prompts()
             hashing = _times(
                 [_timed_us(_hash, root, ids[turn % len(ids)]) for turn in range(decisions)]
@@ -239,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=int, default=64)
     parser.add_argument("--prompt-tokens", type=int, default=32_768)
     parser.add_argument("--decisions", type=int, default=1000, help="of each kind of prompt")
+    parser.add_argument("--flows", type=int, default=1, help="that have requests on each replica")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args(arguments)
     found = asdict(
@@ -247,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replicas=chosen.replicas,
             prompt_tokens=chosen.prompt_tokens,
             decisions=chosen.decisions,
+            flows=chosen.flows,
         )
     )
     if chosen.json:

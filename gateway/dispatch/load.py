@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable
+from heapq import nlargest
+from operator import attrgetter
 from types import TracebackType
 
 from gateway.dispatch.answers import AnswerLengths
 from policies.routing import Queued, Standing
 
 MOST_URGENT = 0
-"""Priorities begin here: nothing overtakes a sequence of this one while it waits."""
+"""Priorities begin here: nothing of another priority overtakes a sequence of this one."""
+MOST_FLOWS = 64
+"""So many entries there are of what is queued at most: each costs every decision a little. Of the
+flows beyond them, which are those with the least to compute, each priority's are taken together."""
+REST = b"*"
+"""The flow of such entries: no tag of a tenant's is so short."""
+_WAITING_SHARES = (1.0, 7 / 8, 1 / 2)
+"""Of the places in line, what may be taken before a request of each priority is refused; the last
+is that of every priority behind. So the last places are for the more urgent, and who may be refused
+is refused first."""
 _ROOM_SHARE = 1 / 8
 """A cache has room while so much of it is free: what is on its way there fits as well."""
 
@@ -26,32 +39,50 @@ class Load:
         any number."""
         self.max_running = max_running
         self._capacity = capacity
+        self._places = tuple(
+            math.inf
+            if capacity is None
+            else max_running + math.ceil(share * max(0, capacity - max_running))
+            for share in _WAITING_SHARES
+        )
+        self._listener: Callable[[], None] | None = None
         self._pending_tokens = 0
         self._waiting = 0
         self._running = 0
         self._context_tokens = 0
-        self._overtakable: dict[int, Queued] = {}
+        self._queued: dict[tuple[int, bytes], Queued] = {}
+        self._yielding: dict[int, int] = {}
         self._answers = AnswerLengths()
         self._all_answers = AnswerLengths()
         self._usual_answers = self._all_answers
         self._reuse = Standing().reuse
         self._foreign = Standing()
         self._standing: Standing | None = None
+        self._crowded: Standing | None = None
         self._empty = asyncio.Event()
         self._empty.set()
 
     def share(
-        self, uncached_tokens: int, prompt_tokens: int, priority: int = MOST_URGENT
+        self,
+        uncached_tokens: int,
+        prompt_tokens: int,
+        priority: int = MOST_URGENT,
+        flow: bytes = b"",
+        weight: float = 1.0,
     ) -> LoadShare:
         """One sequence's part, pending until it has begun and running from then on. A scope: it
         counts from entering to leaving."""
-        return LoadShare(self, uncached_tokens, prompt_tokens, priority)
+        return LoadShare(self, uncached_tokens, prompt_tokens, priority, flow, weight)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever a request may fare otherwise here than before."""
+        self._listener = listener
 
     def set_foreign(self, foreign: Standing) -> None:
         """What others have put on it, as last heard."""
         if foreign != self._foreign:
             self._foreign = foreign
-            self._standing = None
+            self._renew()
 
     def learn_with(self, answers: AnswerLengths) -> None:
         """`answers` are those of all the model's replicas: they are told of this one's."""
@@ -65,7 +96,7 @@ class Load:
         reuse = 0.0 if free >= total * _ROOM_SHARE else 1.0
         if reuse != self._reuse:
             self._reuse = reuse
-            self._standing = None
+            self._renew()
 
     @property
     def sequences(self) -> int:
@@ -86,13 +117,24 @@ class Load:
             self.max_running,
         )
 
-    def standing(self) -> Standing:
-        """Everybody's part, as routing wants it. The same object as long as nothing has changed."""
+    def standing(self, priority: int = MOST_URGENT) -> Standing:
+        """Everybody's part, as routing wants it. The same object as long as nothing has changed.
+        For those who are less urgent it is full earlier."""
         standing = self._standing
         # nobody tells those who go by others' answers when these change
         if standing is None or standing.answer_tokens != self._usual_answers.tokens:
             standing = self._standing = self._sum()
+            self._crowded = None
+        if priority and standing.waiting + standing.running >= self.places(priority):
+            if self._crowded is None:
+                self._crowded = standing._replace(full=True)
+            return self._crowded
         return standing
+
+    def places(self, priority: int) -> float:
+        """How many sequences may be here, running and waiting, for one of this priority to be taken
+        still: less than that."""
+        return self._places[min(priority, len(_WAITING_SHARES) - 1)]
 
     def _sum(self) -> Standing:
         foreign = self._foreign
@@ -105,32 +147,55 @@ class Load:
             context_tokens=self._context_tokens + foreign.context_tokens,
             max_running=self.max_running,
             full=self._capacity is not None and waiting + running >= self._capacity,
-            queued=tuple(self._overtakable[priority] for priority in sorted(self._overtakable)),
+            queued=_bounded(sorted(self._queued.values(), key=_place_in_line)),
             answer_tokens=self._usual_answers.tokens,
             reuse=self._reuse,
+            yielding=tuple(sorted(self._yielding.items())),
         )
 
-    def _wait(self, uncached_tokens: int, sequences: int, priority: int) -> None:
-        """More sequences wait, or fewer, with so many tokens more or fewer to compute."""
+    def _wait(
+        self, uncached_tokens: int, sequences: int, priority: int, flow: bytes, weight: float
+    ) -> None:
+        """More sequences wait, or fewer, with so many tokens more or fewer to compute. The last
+        that came says what the flow's weight is."""
         self._pending_tokens += uncached_tokens
         self._waiting += sequences
-        if priority > MOST_URGENT:
-            _, others, tokens, _, _ = self._overtakable.get(priority, Queued(priority, 0, 0))
-            queued = Queued(priority, others + sequences, tokens + uncached_tokens)
-            if queued.sequences:
-                self._overtakable[priority] = queued
-            else:
-                del self._overtakable[priority]
+        before = self._queued.get((priority, flow))
+        if before is None:
+            self._queued[priority, flow] = Queued(
+                priority, sequences, uncached_tokens, flow, weight
+            )
+        elif before.sequences + sequences:
+            self._queued[priority, flow] = Queued(
+                priority,
+                before.sequences + sequences,
+                before.tokens + uncached_tokens,
+                flow,
+                weight if sequences > 0 else before.weight,
+            )
+        else:
+            del self._queued[priority, flow]
         self._changed()
 
-    def _run(self, sequences: int, context_tokens: int) -> None:
+    def _run(self, sequences: int, context_tokens: int, priority: int) -> None:
         """More sequences run, or fewer."""
         self._running += sequences
         self._context_tokens += context_tokens
+        if priority > MOST_URGENT:
+            yielding = self._yielding.get(priority, 0) + sequences
+            if yielding:
+                self._yielding[priority] = yielding
+            else:
+                del self._yielding[priority]
         self._changed()
 
-    def _changed(self) -> None:
+    def _renew(self) -> None:
         self._standing = None
+        if self._listener is not None:
+            self._listener()
+
+    def _changed(self) -> None:
+        self._renew()
         if self._waiting or self._running:
             self._empty.clear()
         else:
@@ -148,24 +213,36 @@ class LoadShare:
     __slots__ = (
         "_answer_tokens",
         "_began",
+        "_flow",
         "_load",
         "_over",
         "_priority",
         "_prompt_tokens",
         "_uncached_tokens",
+        "_weight",
     )
 
-    def __init__(self, load: Load, uncached_tokens: int, prompt_tokens: int, priority: int) -> None:
+    def __init__(
+        self,
+        load: Load,
+        uncached_tokens: int,
+        prompt_tokens: int,
+        priority: int,
+        flow: bytes,
+        weight: float,
+    ) -> None:
         self._load = load
         self._uncached_tokens = uncached_tokens
         self._prompt_tokens = prompt_tokens
         self._priority = priority
+        self._flow = flow
+        self._weight = weight
         self._answer_tokens = 0
         self._began = False
         self._over = False
 
     def __enter__(self) -> LoadShare:
-        self._load._wait(self._uncached_tokens, 1, self._priority)
+        self._waits(1)
         return self
 
     def __exit__(
@@ -181,8 +258,8 @@ class LoadShare:
         if not self._began and not self._over:
             self._began = True
             # it runs before it ceases to wait: at no time is it nowhere
-            self._load._run(1, self._prompt_tokens)
-            self._load._wait(-self._uncached_tokens, -1, self._priority)
+            self._load._run(1, self._prompt_tokens, self._priority)
+            self._waits(-1)
 
     def answered(self, tokens: int) -> None:
         """So many tokens were generated there, in all; said before the end, or never. Of one with
@@ -195,8 +272,41 @@ class LoadShare:
             return
         self._over = True
         if self._began:
-            self._load._run(-1, -self._prompt_tokens)
+            self._load._run(-1, -self._prompt_tokens, self._priority)
         else:
-            self._load._wait(-self._uncached_tokens, -1, self._priority)
+            self._waits(-1)
         if self._answer_tokens:
             self._load._note_answer(self._answer_tokens)
+
+    def _waits(self, sequences: int) -> None:
+        """It is one more that waits, or one fewer."""
+        self._load._wait(
+            sequences * self._uncached_tokens, sequences, self._priority, self._flow, self._weight
+        )
+
+
+_place_in_line = attrgetter("priority", "flow")
+
+
+def _bounded(queued: list[Queued]) -> tuple[Queued, ...]:
+    """No more than `MOST_FLOWS` of them, in the same order, and one for the rest of each
+    priority."""
+    if len(queued) <= MOST_FLOWS:
+        return tuple(queued)
+    most = nlargest(MOST_FLOWS, queued, key=attrgetter("tokens"))
+    named = {(each.priority, each.flow) for each in most}
+    kept: list[Queued] = []
+    rest: dict[int, Queued] = {}
+    for each in queued:
+        if (each.priority, each.flow) in named:
+            kept.append(each)
+            continue
+        before = rest.get(each.priority, Queued(each.priority, 0, 0, REST, 0.0))
+        rest[each.priority] = Queued(
+            each.priority,
+            before.sequences + each.sequences,
+            before.tokens + each.tokens,
+            REST,
+            before.weight + each.weight,
+        )
+    return (*kept, *rest.values())

@@ -95,10 +95,11 @@ class Member(Generic[ReplicaT_co]):
             return False
         return self.breaker.closed or self.breaker.wait_s(self._clock()) == 0.0
 
-    def as_cold_candidate(self, cost: Coefficients) -> Candidate:
-        """The replica as one that has nothing of a prompt: the same object until something about it
-        changes, since most replicas have nothing of most prompts."""
-        standing = self.load.standing()
+    def as_cold_candidate(self, cost: Coefficients, priority: int) -> Candidate:
+        """The replica, for a request of this priority, as one that has nothing of its prompt: the
+        same object until something about it changes, since most replicas have nothing of most
+        prompts."""
+        standing = self.load.standing(priority)
         cold = self._cold
         if cold is None or cold[2] is not standing or cold[1] is not cost:
             cold = self._cold = Candidate(self.name, cost, standing, NOTHING_CACHED)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from operator import index
 from random import Random
 from time import monotonic, perf_counter
@@ -15,6 +15,7 @@ import structlog
 
 from cache.directory import Directory
 from gateway.dispatch.answers import AnswerLengths
+from gateway.dispatch.biases import PredictionBiases
 from gateway.dispatch.costs import ReplicaCosts
 from gateway.dispatch.load import LoadShare
 from gateway.dispatch.member import Condition, Member, ReplicaT_co
@@ -86,6 +87,8 @@ class Router(Generic[ReplicaT_co]):
         self._members: dict[str, Member[ReplicaT_co]] = {}
         self._tells_no_events: set[str] = set()
         self._changed = asyncio.Event()
+        self._watchers: list[Callable[[], None]] = []
+        self._biases = PredictionBiases()
 
     @property
     def members(self) -> Sequence[Member[ReplicaT_co]]:
@@ -108,6 +111,7 @@ class Router(Generic[ReplicaT_co]):
         if member.name in self._members:
             raise ValueError(f"replica {member.name} is there already")
         member.load.learn_with(self._answers)
+        member.load.listen(self._tell_watchers)
         self._members[member.name] = member
         if not tells_events:
             self._tells_no_events.add(member.name)
@@ -117,6 +121,7 @@ class Router(Generic[ReplicaT_co]):
         """Send nothing there any more, and forget what it holds."""
         self._tells_no_events.discard(name)
         self._costs.forget(name)
+        self._biases.forget(name)
         self.directory.leave(name)
         self.changed()
         return self._members.pop(name, None)
@@ -135,6 +140,17 @@ class Router(Generic[ReplicaT_co]):
         self._costs.outdated()
         if self.warmer is not None:
             self.warmer.targets_changed()
+        self._tell_watchers()
+
+    @contextmanager
+    def watched(self, watcher: Callable[[], None]) -> Iterator[None]:
+        """A scope, in which `watcher` is called whenever a request may fare otherwise than before:
+        often, so that it has to be quick, and must not change anything here."""
+        self._watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
 
     @property
     def serves(self) -> bool:
@@ -184,9 +200,10 @@ class Router(Generic[ReplicaT_co]):
             elif not member.takes_requests():
                 passed_by[name] = _why_not(member)
             elif name in warm:
-                candidates.append(Candidate(name, costs[name], member.load.standing(), warm[name]))
+                standing = member.load.standing(request.priority)
+                candidates.append(Candidate(name, costs[name], standing, warm[name]))
             else:
-                candidates.append(member.as_cold_candidate(costs[name]))
+                candidates.append(member.as_cold_candidate(costs[name], request.priority))
         if not candidates:
             raise NoReplica("No replica of this model can serve now.", full=False)
         chosen, policy = self._choose(request, candidates)
@@ -249,9 +266,21 @@ class Router(Generic[ReplicaT_co]):
             costs.update({each.name: each.replica.coefficients() for each in members}, now_s)
         return costs.costs
 
-    def note_answer(self, replica: str, now_s: float) -> None:
+    def note_answer(self, receipt: Receipt, began_s: float) -> None:
         """A replica has begun to answer a request."""
-        self._costs.answered(replica, now_s)
+        replica = receipt.candidate.name
+        self._costs.answered(replica, began_s)
+        if replica in self._members:
+            self._biases.observe(receipt, began_s)
+
+    def bias(self, replica: str, request: RouteRequest, now_s: float) -> float:
+        """By how much first tokens have lately come later there than was predicted, for requests
+        like this one, as a factor."""
+        return self._biases.factor(replica, request, now_s)
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _note_routed(self, member: Member[ReplicaT_co], prefix: Prefix) -> None:
         links = prefix.of(member.block_tokens)
@@ -282,7 +311,7 @@ class Placement(Generic[ReplicaT_co]):
         self._prefix = prefix
         self._probing = False
         self._share: LoadShare = member.load.share(
-            uncached, request.prompt_tokens, request.priority
+            uncached, request.prompt_tokens, request.priority, request.flow, request.weight
         )
 
     def __enter__(self) -> Placement[ReplicaT_co]:
@@ -323,7 +352,7 @@ class Placement(Generic[ReplicaT_co]):
         receipt.served_tokens = served_tokens
         self._share.begin()
         self.member.answered()
-        self._router.note_answer(self.member.name, receipt.began_s)
+        self._router.note_answer(receipt, receipt.began_s)
         if served_tokens is not None:
             links = self._prefix.of(self.member.block_tokens)
             if links:

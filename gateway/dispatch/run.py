@@ -40,6 +40,9 @@ def route_request(request: EngineRequest, generated: int = 0) -> RouteRequest:
         prompt_tokens=len(request.prompt_token_ids) + generated,
         max_tokens=max(1, request.params.max_tokens - generated),
         priority=request.priority,
+        flow=request.flow,
+        weight=request.weight,
+        due_s=None if request.deadline_s is None else request.deadline_s - monotonic(),
     )
 
 

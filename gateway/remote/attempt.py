@@ -20,6 +20,7 @@ from gateway.remote.replica import OwnRequest
 from gateway.remote.usage import ReportedUsage
 from gateway.settings_fleet import KNOWS_SALTS
 from gateway.tenants import Tenant
+from gateway.terms import TIMEOUT, Terms, seconds_left
 
 _LEAST_EVENTS = 8
 """Of a stream from which the time between two tokens is learned."""
@@ -31,7 +32,7 @@ _ids = count(secrets.randbits(48) << 16)
 class Errand(NamedTuple):
     """What is the same in every try: the request and whose it is. `salt` keeps its tenant apart,
     `alone` is whether it shares KV with nobody, `seed` makes the answer one that can be had
-    again."""
+    again. `terms` are those on which it runs."""
 
     body: RelayBody
     prompt: RoutedPrompt
@@ -41,6 +42,7 @@ class Errand(NamedTuple):
     alone: bool
     seed: int
     secret: bytes
+    terms: Terms = Terms()
 
     def written_for(self, placement: RemotePlacement) -> tuple[bytes, dict[str, str]]:
         """The body and the headers that this replica gets; of the client's own headers, none.
@@ -63,7 +65,17 @@ class Errand(NamedTuple):
             "x-request-id": request_id,
         }
         if replica.engine == "forebay":
-            peer = PeerTenant(self.tenant.id, self.tenant.cache_scope)
+            terms = self.terms
+            peer = PeerTenant(
+                self.tenant.id,
+                self.tenant.cache_scope,
+                terms.service_class,
+                terms.weight,
+                terms.due_s,
+                terms.tpot_s,
+            )
+            if (left_s := seconds_left(terms)) is not None:
+                headers[TIMEOUT] = str(max(1, round(left_s * 1e3)))
             headers[PEER_HEADER] = sign(
                 self.secret, peer, request_id=request_id, body=sent, now_s=time()
             )

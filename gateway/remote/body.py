@@ -13,7 +13,7 @@ from gateway.remote.refused_fields import refuse_servers_own, without_servers_ow
 from gateway.settings_fleet import RemoteEngine
 from gateway.wire.completions import DEFAULT_MAX_TOKENS
 from gateway.wire.fields import Fields
-from gateway.wire.generation import MAX_CHOICES, read_user
+from gateway.wire.generation import MAX_CHOICES, read_tier, read_user
 
 EndpointName = Literal["chat", "completions"]
 
@@ -33,7 +33,8 @@ class RelayBody(NamedTuple):
     """A client's body. `values` is what it sent; `max_tokens` None: it did not say.
 
     `choices` is how many there will be over all prompts, `narrowing` its own strings that keep
-    prompts apart. `continuous_usage` asks for the usage in every chunk.
+    prompts apart. `continuous_usage` asks for the usage in every chunk. `service_tier` is the one
+    that was asked for.
     """
 
     endpoint: EndpointName
@@ -46,6 +47,7 @@ class RelayBody(NamedTuple):
     user: str | None
     narrowing: tuple[tuple[str, str], ...]
     wants_seed: bool
+    service_tier: str | None = None
 
 
 def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
@@ -76,6 +78,7 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
         user=read_user(fields),
         narrowing=_read_narrowing(fields),
         wants_seed=fields.value("seed") is None and temperature != 0,
+        service_tier=read_tier(fields),
     )
 
 
@@ -97,7 +100,8 @@ def upstream_body(
     values = without_servers_own(body.values)
     values["model"] = served_model
     if engine != "forebay":
-        for name in ("cache_salt", "extra_key", *_OWN_IDS):
+        # a tier there is not one of ours, and may cost the operator more
+        for name in ("cache_salt", "extra_key", "service_tier", *_OWN_IDS):
             values.pop(name, None)
         if engine != "openai":
             values.pop("prompt_cache_key", None)

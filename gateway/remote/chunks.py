@@ -12,7 +12,7 @@ from gateway.remote.body import RelayBody
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost, judge_event
 from gateway.remote.skeleton import Skeleton, learn, text_field
 from gateway.remote.transcript import Transcript
-from gateway.remote.usage import ReportedUsage, read_usage
+from gateway.remote.usage import Priced, ReportedUsage, read_usage
 from gateway.sse import DONE, event
 
 _DONE_DATA = b"[DONE]"
@@ -29,8 +29,18 @@ class Chunks:
     mostly.
     """
 
-    def __init__(self, body: RelayBody, model: str) -> None:
+    def __init__(
+        self,
+        body: RelayBody,
+        model: str,
+        service_tier: str | None = None,
+        priced: Priced | None = None,
+    ) -> None:
+        """`service_tier` is what the client is told, if anything: the server's own is not ours;
+        `priced` adds the price to the usage, for a client that wants that."""
+        self._priced = priced
         self._model = model
+        self._service_tier = service_tier
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
         self._transcript = Transcript(body.choices)
@@ -127,7 +137,8 @@ class Chunks:
         if not self._include_usage or self.usage is None:
             return DONE
         head = self._head or {}
-        return event({**head, "choices": [], "usage": self.usage.wire}) + DONE
+        usage = self.usage if self._priced is None else self._priced(self.usage)
+        return event({**head, "choices": [], "usage": usage.wire}) + DONE
 
     def _take_choices(self, choices: list[Any]) -> list[Any]:
         kept = []
@@ -156,9 +167,12 @@ class Chunks:
         if head is None:
             head = {name: chunk[name] for name in _HEAD if name in chunk}
             head["model"] = self._model
+            if self._service_tier is not None:
+                head["service_tier"] = self._service_tier
             self._head = head
         if len(choices) == 1 and kept[0] is choices[0] and not self._told_usage(chunk):
             self._learn(data, chunk)
+        chunk.pop("service_tier", None)
         chunk.update(head)
         chunk["choices"] = kept
         if "usage" in chunk:

@@ -62,6 +62,7 @@ class RoutedPrompt(NamedTuple):
             priority=terms.priority,
             flow=terms.flow,
             weight=terms.weight,
+            due_s=terms.due_s,
         )
 
     def in_links(self, cached_tokens: int, prompt_tokens: int | None) -> int:

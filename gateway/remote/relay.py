@@ -15,6 +15,7 @@ from gateway.dispatch.run import MoveTerms
 from gateway.endpoints import Endpoint
 from gateway.errors import ApiError, unavailable
 from gateway.http_call import Header
+from gateway.ledger.price_answer import cost_header, priced_usage
 from gateway.remote.attempt import Attempt, Errand
 from gateway.remote.body import read_body
 from gateway.remote.chunks import Chunks
@@ -24,7 +25,7 @@ from gateway.remote.outlet import Outlet
 from gateway.remote.prompt import routed_prompt
 from gateway.remote.streaming import relay_stream
 from gateway.remote.transcript import AnswerDiffers
-from gateway.remote.usage import ReportedUsage
+from gateway.remote.usage import Priced, ReportedUsage
 from gateway.remote.whole import WholeAnswer, read_whole
 from gateway.request import Relayed, Request
 from gateway.sse import StreamTimes, event
@@ -78,6 +79,7 @@ async def relay(
         alone=cache.chain_root is None,
         seed=_seeds.getrandbits(_SEED_BITS),
         secret=secret,
+        terms=request.terms,
     )
     request.submitted_s = monotonic()
     if body.stream:
@@ -110,7 +112,10 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
             while answer is None:
                 async with course.at_a_replica(had_begun=False) as placement:
                     answer = await read_whole(
-                        Attempt(errand, placement, course.predicted_ttft_s), model.name
+                        Attempt(errand, placement, course.predicted_ttft_s),
+                        model.name,
+                        request.terms.served_tier,
+                        _priced(request),
                     )
     except OutOfTime:
         raise out_of_time() from None
@@ -119,6 +124,8 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
     headers = _receipt(request, course)
     if request.shows_receipt:
         headers.append((b"x-forebay-cached-tokens", b"%d" % cached))
+    if request.wants_price and answer.usage is not None:
+        headers.append(cost_header(request.cost_nusd(request.usage())))
     await request.call.answer(200, answer.body, headers=headers)
 
 
@@ -127,7 +134,7 @@ async def _stream(
 ) -> None:
     """Event by event. What breaks the answer off is told by one error event, as for a model of our
     own (`gateway.delivery`)."""
-    chunks = Chunks(errand.body, model.name)
+    chunks = Chunks(errand.body, model.name, request.terms.served_tier, _priced(request))
     async with Outlet(request.call, lambda: _receipt(request, course), times) as outlet:
         try:
             async with in_time(request.terms):
@@ -172,6 +179,24 @@ def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -
     relayed.prompt_tokens = usage.prompt_tokens
     relayed.cached_tokens = usage.cached_tokens or 0
     relayed.completion_tokens = usage.completion_tokens
+
+
+def _priced(request: Request) -> Priced | None:
+    """How the client's usage says what it costs; None if the client did not ask."""
+    if not request.wants_price:
+        return None
+
+    def priced(usage: ReportedUsage) -> ReportedUsage:
+        cached = usage.cached_tokens or 0
+        cost_nusd = request.price.request_nusd(
+            uncached_tokens=usage.prompt_tokens - cached,
+            cached_tokens=cached,
+            output_tokens=usage.completion_tokens,
+            batch=bool(request.batch),
+        )
+        return usage._replace(wire=priced_usage(usage.wire, cost_nusd))
+
+    return priced
 
 
 def _receipt(request: Request, course: Course) -> list[Header]:

@@ -104,9 +104,9 @@ def learn(
         before, after = data[:start], data[start + len(raw) :]
         if not _is_the_place(before, after, chunk, name):
             return None
-        out_before, _, out_after = event({**_with_text(chunk, name), **head}).partition(
-            _PLACE_BYTES
-        )
+        said = _with_text(chunk, name)
+        said.pop("service_tier", None)  # the server's own; ours is in the head
+        out_before, _, out_after = event({**said, **head}).partition(_PLACE_BYTES)
         return Skeleton(before, after, (out_before, out_after), pieces)
     return None
 

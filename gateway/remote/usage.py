@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -12,6 +13,10 @@ class ReportedUsage(NamedTuple):
     completion_tokens: int
     cached_tokens: int | None
     wire: dict[str, object]
+
+
+Priced = Callable[[ReportedUsage], ReportedUsage]
+"""Adds what the answer costs to what the client is told."""
 
 
 def read_usage(value: object) -> ReportedUsage | None:

@@ -8,7 +8,7 @@ import orjson
 
 from gateway.remote.attempt import Attempt, require_content_type
 from gateway.remote.failures import LossKind, UpstreamLost
-from gateway.remote.usage import ReportedUsage, read_usage
+from gateway.remote.usage import Priced, ReportedUsage, read_usage
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -20,8 +20,11 @@ class WholeAnswer(NamedTuple):
     usage: ReportedUsage | None
 
 
-async def read_whole(attempt: Attempt, model: str) -> WholeAnswer:
-    """One replica's answer. Raises as `Attempt` does, UpstreamLost too for what is no answer."""
+async def read_whole(
+    attempt: Attempt, model: str, service_tier: str | None = None, priced: Priced | None = None
+) -> WholeAnswer:
+    """One replica's answer, for a client that is told this `service_tier`, if any, and the price,
+    if it wants that. Raises as `Attempt` does, UpstreamLost too for what is no answer."""
     try:
         exchange = await attempt.open()
         require_content_type(exchange, "application/json")
@@ -35,8 +38,11 @@ async def read_whole(attempt: Attempt, model: str) -> WholeAnswer:
             raise UpstreamLost(LossKind.GARBAGE, "no answer")
         usage = read_usage(value.get("usage"))
         value["model"] = model
+        value.pop("service_tier", None)  # the server's own
+        if service_tier is not None:
+            value["service_tier"] = service_tier
         if usage is not None:
-            value["usage"] = usage.wire
+            value["usage"] = usage.wire if priced is None else priced(usage).wire
         attempt.finish(usage)
         return WholeAnswer(orjson.dumps(value), usage)
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,8 +18,8 @@ from cache.hashing import owner_tags
 from cache.redis_store import RedisStore
 from engine.chat_template import ChatTemplate
 from engine.errors import EngineError
-from engine.loading import TextSide, load_text_side
 from engine.report import StepReport
+from engine.text_side import TextSide, load_text_side
 from engine.tokenizer import Tokenizer
 from gateway.dispatch.member import Condition, Health, Member
 from gateway.dispatch.router import Router
@@ -28,7 +29,6 @@ from gateway.replica import Replica, ReplicaUnavailable
 from gateway.replica_group import ReplicaGroup
 from gateway.replicas.context import LocalContext
 from gateway.replicas.engine_facts import EngineFacts
-from gateway.replicas.engine_opening import load_engine
 from gateway.replicas.in_process import InProcessReplica
 from gateway.replicas.worker.replica import WorkerReplica
 from gateway.replicas.worker.supervisor import Patience
@@ -36,6 +36,9 @@ from gateway.replicas.worker.work_order import WorkOrder
 from gateway.served_model import ServedModel
 from gateway.settings import ModelSettings
 from gateway.settings_tenants import TenantSettings
+
+if TYPE_CHECKING:
+    from gateway.replicas.engine_opening import LoadedModel
 
 _log = structlog.get_logger("forebay.fleet")
 
@@ -161,7 +164,7 @@ class LocalReplicas:
     async def _open_in_process(
         self, name: str, progress: ReportProgress, held: AsyncExitStack
     ) -> Opened:
-        loaded = await asyncio.to_thread(load_engine, self._settings, progress)
+        loaded = await asyncio.to_thread(self._load, progress)
         held.callback(loaded.executor.close)
         self._join(name, loaded.facts)
         held.callback(self._context.directory.leave, name)
@@ -217,6 +220,12 @@ class LocalReplicas:
             # at once: what a dead worker had cached must draw nobody to its next life
             self._context.directory.leave(name)
         self.group.router.changed()
+
+    def _load(self, progress: ReportProgress) -> LoadedModel:
+        # imports torch, for which a gateway whose engines are elsewhere has no use
+        from gateway.replicas.engine_opening import load_engine
+
+        return load_engine(self._settings, progress)
 
     def _text_side(self) -> TextSide:
         path = self._settings.path

@@ -24,8 +24,9 @@ class SloBook(Protocol):
         answered as promised; None where nothing was (`promised` False: it ran in another class)."""
         ...
 
-    def shed(self, tenant: Tenant, model: str) -> None:
-        """A request was refused for want of capacity (503)."""
+    def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:
+        """A request was refused for want of capacity (503). `promised` as in `note`: then it counts
+        as one that did not get it."""
         ...
 
     def weight_of(self, tenant: Tenant) -> float:
@@ -51,7 +52,7 @@ class NoSloBook:
             return None
         return tenant.slo.met(ttft_s, tpot_s)
 
-    def shed(self, tenant: Tenant, model: str) -> None:
+    def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:
         """Forgotten."""
 
     def weight_of(self, tenant: Tenant) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.sampling_params import LEAST_REPETITION_PENALTY
 from gateway.wire.fields import Fields, as_integer
+from policies.service_class import SERVICE_TIERS
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -42,8 +43,8 @@ class Generation:
 
     `max_tokens` None is whatever the context leaves. `user` is who asks inside the tenant,
     `cache_salts` are strings that must agree before two prompts may share KV, `keep_prompt_s` is
-    how long to keep the whole prompt (None: as long as it is worth it). `unknown` are names that no
-    field of the API has.
+    how long to keep the whole prompt (None: as long as it is worth it). `service_tier` is the one
+    that was asked for. `unknown` are names that no field of the API has.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Generation:
     user: str | None
     cache_salts: tuple[tuple[str, str], ...]
     keep_prompt_s: int | None = None
+    service_tier: str | None = None
     unknown: tuple[str, ...] = ()
 
 
@@ -74,6 +76,7 @@ def read_generation(fields: Fields, *, max_tokens: int | None) -> Generation:
         user=read_user(fields),
         cache_salts=_read_cache_salts(fields),
         keep_prompt_s=_read_retention(fields),
+        service_tier=read_tier(fields),
     )
 
 
@@ -161,6 +164,14 @@ def read_user(fields: Fields) -> str | None:
     """Who asks inside the tenant."""
     identifier, user = fields.string("safety_identifier"), fields.string("user")
     return identifier or user or None
+
+
+def read_tier(fields: Fields) -> str | None:
+    """OpenAI's `service_tier`, as it was asked for."""
+    tier = fields.string("service_tier")
+    if tier is not None and tier not in SERVICE_TIERS:
+        raise fields.wrong("service_tier", f"must be one of {', '.join(SERVICE_TIERS)}.")
+    return tier
 
 
 def _read_cache_salts(fields: Fields) -> tuple[tuple[str, str], ...]:

@@ -20,22 +20,27 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What every chunk of one answer repeats. `created` is a Unix time in seconds."""
+    """What every chunk of one answer repeats. `created` is a Unix time in seconds. `service_tier`
+    is what the request ran as, for a client that has asked for one; None: nothing is said of it."""
 
     id: str
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | None = None
 
     def as_wire(self, kind: str) -> dict[str, object]:
         """The leading fields of an answer whose `object` is `kind`."""
-        return {
+        fields: dict[str, object] = {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
         }
+        if self.service_tier is not None:
+            fields["service_tier"] = self.service_tier
+        return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ COMPLETIONS: Mapping[str, _Harmless] = {**_BOTH, "suffix": _EMPTY}
 _SHAPE_THE_PROMPT = ("tools", "functions", "chat_template", "chat_template_kwargs", "documents")
 NAMED_PREFIX: Mapping[str, _Harmless] = {name: CHAT[name] for name in _SHAPE_THE_PROMPT}
 
-HINTS = frozenset({"metadata", "store", "service_tier", "parallel_tool_calls", "prediction"})
+HINTS = frozenset({"metadata", "store", "parallel_tool_calls", "prediction"})
 """Known fields that ask for nothing which could change the text: accepted, without effect."""
 
 

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 
 from cache.block import Tier
 from cache.report import CacheUse
+from policies.pricing import usd_text
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`prompt_tokens` includes the cached ones, counted by the tier that they came from; every
-    prompt counts once, however many choices it has."""
+    prompt counts once, however many choices it has. `cost_nusd` is there where the client wants to
+    be told."""
 
     prompt_tokens: int
     cached_by_tier: Mapping[Tier, int]
     completion_tokens: int
+    cost_nusd: int | None = None
 
     @property
     def cached_tokens(self) -> int:
@@ -25,12 +28,15 @@ class Usage:
 
     def as_wire(self) -> dict[str, object]:
         """OpenAI's shape; `cached_tokens` is always an integer."""
-        return {
+        wire: dict[str, object] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.cost_nusd is not None:
+            wire["cost_usd"] = usd_text(self.cost_nusd)
+        return wire
 
 
 def sum_by_tier(uses: Iterable[CacheUse | None]) -> dict[Tier, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -138,6 +139,35 @@ def test_no_secret_is_in_the_file(profile: str) -> None:
     assert {operator for name, operator in variables() if name not in required()} == {":-"}
 
 
+def test_the_databases_password_is_in_no_file_and_the_same_on_both_ends(profile: str) -> None:
+    running = services(profile)
+    password = running["postgres"]["environment"]["POSTGRES_PASSWORD"]
+    assert password == "database_password-of-the-test"
+    for name in ("gateway-1", "gateway-2"):
+        url = urlsplit(settings_of(name, profile).database.url)
+        assert (url.scheme, url.hostname, url.port) == ("postgresql", "postgres", 5432)
+        assert url.password == password
+        assert url.username == running["postgres"]["environment"]["POSTGRES_USER"]
+        assert url.path == "/" + running["postgres"]["environment"]["POSTGRES_DB"]
+        assert "database" not in config_path(running[name]).read_text()
+    assert not re.search(r"://[^/\s]*:[^$/\s]+@", text())
+
+
+def test_postgres_keeps_its_data_and_is_asked_as_its_clients_ask(profile: str) -> None:
+    postgres = services(profile)["postgres"]
+    [data] = mounts(postgres)
+    assert data.file is None
+    assert data.target == "/var/lib/postgresql/data"
+    words = postgres["healthcheck"]["test"]
+    probe = dict(zip(words[3::2], words[4::2], strict=True))
+    assert probe == {
+        "--host": "127.0.0.1",
+        "--username": postgres["environment"]["POSTGRES_USER"],
+        "--dbname": postgres["environment"]["POSTGRES_DB"],
+    }
+    assert postgres["networks"] == ["back"]
+
+
 def test_the_file_says_how_to_make_what_it_requires() -> None:
     [names] = re.findall(r"#\s+for name in ([A-Z_ ]+); do", text())
     assert set(names.split()) == required()
@@ -153,7 +183,7 @@ def test_nothing_is_reached_from_other_machines_or_past_the_proxy(profile: str) 
     assert all(port.startswith("127.0.0.1:") for port in published.values())
     assert compose(profile)["networks"]["back"] == {"internal": True}
     for name, service in services(profile).items():
-        if name.startswith("worker") or name in ("valkey", "prometheus"):
+        if name.startswith("worker") or name in ("valkey", "postgres", "prometheus"):
             assert service["networks"] == ["back"], name
 
 
@@ -168,7 +198,7 @@ def test_a_stop_leaves_time_to_drain_in_the_order_of_the_stream(profile: str) ->
     # Who depends on another is stopped before it.
     for name in ("gateway-1", "gateway-2"):
         assert name in running["proxy"]["depends_on"]
-        assert {"worker-1", "worker-2", "valkey"} <= set(running[name]["depends_on"])
+        assert {"worker-1", "worker-2", "valkey", "postgres"} <= set(running[name]["depends_on"])
 
 
 def test_workers_have_cores_of_their_own_and_the_gpu_is_asked_for() -> None:
@@ -180,17 +210,18 @@ def test_workers_have_cores_of_their_own_and_the_gpu_is_asked_for() -> None:
     assert running["worker-gpu"]["image"] != running["worker-1"]["image"]
 
 
-def test_gateways_keep_nothing_and_workers_keep_their_kernels(profile: str) -> None:
+def test_ours_keep_what_cannot_be_had_again_each_for_itself(profile: str) -> None:
+    """Workers the kernels built for their cores; gateways rows of the ledger that the database has
+    not taken yet."""
+    kept_by = {}
     for name, service in services(profile).items():
-        if not is_forebay(service):
-            continue
-        kept = [mount for mount in mounts(service) if mount.file is None]
-        assert config_path(service).is_file()
-        if name.startswith("gateway"):
-            assert kept == []
-            assert any(entry.startswith("/var/lib/forebay:uid=") for entry in service["tmpfs"])
-        else:
-            assert [mount.target for mount in kept] == ["/var/lib/forebay"]
+        if is_forebay(service):
+            assert config_path(service).is_file()
+            [volume] = [mount for mount in mounts(service) if mount.file is None]
+            assert volume.target == "/var/lib/forebay"
+            kept_by[volume.source] = name
+    assert all(volume == name for volume, name in kept_by.items())
+    assert {"gateway-1", "gateway-2"} <= set(kept_by)
 
 
 def test_valkey_pushes_out_kv_alone_and_within_bounds() -> None:

@@ -65,6 +65,16 @@ def test_gateways_run_no_engine_and_share_what_they_must(profile: str) -> None:
     assert len({running[name]["environment"]["FOREBAY_SECRET"] for name in settings}) == 1
     url = urlsplit(settings["gateway-1"].redis.url)
     assert url.hostname == "valkey"
+    # a worker's rows are of the gateways' key, and are nobody's bill
+    assert all(settings[name].database.url == "sqlite" for name in settings.keys() - set(GATEWAYS))
+
+
+def test_the_demo_tenant_is_held_to_something(profile: str) -> None:
+    [tenant] = ours(profile)["gateway-1"].tenants
+    limits = tenant.limits.as_limits()
+    assert None not in (limits.rpm, limits.tpm, limits.concurrency, limits.budget_nusd)
+    assert tenant.slo.as_slo().promises
+    assert all(model.price.output > 0 for model in ours(profile)["gateway-1"].models)
 
 
 def test_the_gpu_fleet_differs_in_its_extra_replica_alone() -> None:

@@ -11,7 +11,7 @@ import sys
 import tomllib
 
 from tests.deploy.dockerfile import instructions, of
-from tests.deploy.stack import ROOT, is_forebay, services
+from tests.deploy.stack import ROOT, is_forebay, mounts, services
 
 EXPRESSION = re.compile(r'python -c "(.+?)" > all\.txt')
 
@@ -78,9 +78,14 @@ def test_it_runs_as_nobody_in_particular_and_hears_signals() -> None:
     assert json.loads(entry) == ["forebay", "serve", "--host", "0.0.0.0"]
     assert of("CMD") == []
     assert of("EXPOSE") == ["8000"]
-    [number] = re.findall(r"useradd --uid (\d+)", " ".join(of("RUN")))
-    for name in ("gateway-1", "gateway-2"):
-        assert any(f"uid={number},gid={number}" in entry for entry in services()[name]["tmpfs"])
+    made = " ".join(of("RUN"))
+    assert re.search(r"useradd --uid \d+", made)
+    # a new volume gets the owner of the directory that it is put in place of
+    [kept] = of("VOLUME")
+    assert f"install -d -o forebay -g forebay -m 0700 {kept}" in made
+    for name, service in services("gpu").items():
+        if is_forebay(service):
+            assert kept in [mount.target for mount in mounts(service)], name
 
 
 def test_health_is_asked_of_the_port_that_it_listens_on() -> None:

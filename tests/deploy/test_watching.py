@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import Metric
 
 from gateway.metrics import Metrics
+from gateway.slo.admission import Admission
+from gateway.slo.windowed_book import WindowedSloBook
+from gateway.slo_metrics import SloCollector
+from gateway.tenants import Tenant
+from policies.slo import Slo
 from tests.deploy.stack import PROFILES, ROOT, in_repository, is_forebay, services, settings_of
 
 _SUFFIXES = {
@@ -24,9 +30,11 @@ _SUFFIXES = {
 def measured() -> dict[str, frozenset[str]]:
     """The label names of all series that a gateway or worker may expose, by name."""
     registry = Metrics(models=["m"], tenants=["t"], secret=b"secret")._registry
+    promises = SloCollector()  # says nothing as long as there is no book
+    promises.watch(WindowedSloBook(), Admission())
     found: dict[str, frozenset[str]] = {}
     # The client tells the labels of a metric without samples in its private attributes alone.
-    for collector in list(registry._collector_to_names):
+    for collector in [*registry._collector_to_names, promises]:
         families = [collector] if hasattr(collector, "_labelnames") else collector.collect()
         for family in families:
             name, kind = (
@@ -86,18 +94,71 @@ def test_the_dashboard_shows_what_is_measured() -> None:
             check_labels(target["expr"], target["legendFormat"])
 
 
-def test_alerts_are_about_what_is_measured() -> None:
+def alerts() -> list[dict[str, Any]]:
     tree = yaml.safe_load(
         in_repository(services()["prometheus"], "/etc/prometheus/alerts.yml").read_text()
     )
-    rules = [rule for group in tree["groups"] for rule in group["rules"]]
+    return [rule for group in tree["groups"] for rule in group["rules"]]
+
+
+def test_alerts_are_about_what_is_measured() -> None:
+    rules = alerts()
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
-        assert set(rule) <= {"alert", "expr", "for", "annotations"}
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule.get("labels", {"severity": "page"})["severity"] in ("page", "ticket")
+        for opening, closing in ("()", "{}", "[]"):
+            assert rule["expr"].count(opening) == rule["expr"].count(closing), rule["alert"]
         assert asked_for(rule["expr"])
         assert asked_for(rule["expr"]) - measured().keys() == set(), rule["alert"]
         assert rule["annotations"]["summary"]
         check_labels(rule["expr"], rule["annotations"]["summary"])
+
+
+def test_burning_budgets_ring_in_two_windows_and_not_for_a_few_requests() -> None:
+    burning = {
+        rule["alert"]: rule["expr"] for rule in alerts() if "forebay_slo_burn_rate" in rule["expr"]
+    }
+    assert len(burning) == 2
+    told = {
+        sample.labels["window"]
+        for family in _burns()
+        if family.name == "forebay_slo_burn_rate"
+        for sample in family.samples
+    }
+    for alert, expression in burning.items():
+        windows = re.findall(r'window="(\w+)"', expression)
+        assert set(windows) <= told, alert
+        thresholds = re.findall(r"forebay_slo_burn_rate.*?\) > (\d+)", expression)
+        assert len(windows) == len(thresholds) == 2, alert
+        assert len(set(thresholds)) == 1, alert
+        assert "increase(forebay_slo_requests_total" in expression, alert
+
+
+def _burns() -> list[Metric]:
+    """What is told once a tenant that was promised something has had a request."""
+    book = WindowedSloBook()
+    tenant = Tenant("t", slo=Slo(ttft_s=1.0))
+    book.note(tenant, "m", promised=True, ttft_s=0.5, tpot_s=None, publish_s=0.5)
+    collector = SloCollector()
+    collector.watch(book, Admission())
+    return list(collector.collect())
+
+
+def test_everything_that_a_tenant_may_be_refused_for_is_shown() -> None:
+    shown = {
+        name for panel in panels() for each in panel["targets"] for name in asked_for(each["expr"])
+    }
+    assert {
+        "forebay_goodput_rps",
+        "forebay_slo_attainment",
+        "forebay_slo_burn_rate",
+        "forebay_limit_refusals_total",
+        "forebay_limits_degraded",
+        "forebay_admissions_total",
+        "forebay_ledger_lag_seconds",
+        "forebay_ledger_rows_total",
+    } <= shown
 
 
 def test_expressions_are_balanced_and_say_whose_series_they_mean() -> None:

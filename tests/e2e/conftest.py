@@ -12,8 +12,9 @@ import pytest
 from tests.cache.valkey import Valkey, running_valkey
 from tests.e2e.client import AC_KEY, ACME_KEY, ORIGIN, Client
 from tests.e2e.gateway_process import GatewayProcess
-from tests.e2e.tiers import OPERATOR_KEY, SECRET
+from tests.e2e.tiers import OPERATOR_KEY, SECRET, WORDS, device_bytes, dram_bytes
 from tests.engine.checkpoints import tiny_checkpoint
+from tests.engine.wordy_checkpoint import wordy_checkpoint
 
 KEEP_ALIVE_S = 3
 KEYS = {"ACME_KEY": ACME_KEY, "AC_KEY": AC_KEY}
@@ -30,6 +31,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random float32 model of three layers over bytes; thousands of tokens per second."""
     directory = tmp_path_factory.mktemp("tiny") / "model"
     return tiny_checkpoint("llama", directory, max_position_embeddings=8192)
+
+
+@pytest.fixture(scope="session")
+def wordy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random float32 model, slow enough for prompts to be brought from DRAM and Redis."""
+    return wordy_checkpoint(tmp_path_factory.mktemp("wordy") / "model", WORDS, 1024)
 
 
 @pytest.fixture(scope="session")
@@ -73,15 +80,17 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
 
 
 @pytest.fixture(scope="session")
-def on_redis(tmp_path_factory: pytest.TempPathFactory, valkey: Valkey) -> Iterator[GatewayProcess]:
-    """Ready; the bundled model `m` in float32 with a pool of 816 tokens, over DRAM and a Redis that
-    the tests can look into, where blocks live ten minutes if nobody asks for more."""
+def on_redis(
+    tmp_path_factory: pytest.TempPathFactory, valkey: Valkey, wordy: Path
+) -> Iterator[GatewayProcess]:
+    """Ready; the model `wordy` as `m` with a pool of 816 tokens, over DRAM and a Redis that the
+    tests can look into, where blocks live ten minutes if nobody asks for more."""
     config = f"""
 server: {{port: PORT, log_level: debug, log_format: json}}
 redis: {{url: "{valkey.url}", timeout_ms: 2000, ttl: 10m}}
 models:
-  - {{name: m, path: bundled, dtype: float32, max_context: 704, step_tokens: 256,
-     cache: {{device: 36MiB, dram: 192MiB}}}}
+  - {{name: m, path: "{wordy}", dtype: float32, max_context: 704, step_tokens: 256,
+     cache: {{device: {device_bytes(816)}, dram: {dram_bytes(4352)}}}}}
 {TENANTS}
 """
     directory = tmp_path_factory.mktemp("on-redis")

@@ -59,6 +59,7 @@ class GatewayProcess:
         command: Sequence[str] = SERVE,
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         file = directory / "forebay.yaml"

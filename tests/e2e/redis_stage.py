@@ -21,6 +21,7 @@ from cache.envelope import KEY_PREFIX
 from tests.cache.valkey import Valkey
 from tests.e2e.client import ACME_KEY, COMPLETIONS, Client, completion
 from tests.e2e.gateway_process import GatewayProcess, Metrics, eventually
+from tests.e2e.tiers import device_bytes, dram_bytes, prose
 
 ADMIN_KEY = "the-operators-own-key-of-this-test"
 TIMEOUT_S = 0.25
@@ -32,25 +33,18 @@ _CONFIG = """
 server: {{port: PORT, admin_key_env: ADMIN_KEY}}
 redis: {{url: "unix://{socket}", timeout_ms: {timeout_ms}}}
 models:
-  - {{name: m, path: bundled, dtype: float32, max_context: 400, step_tokens: 128,
-     cache: {{device: 24MiB, dram: 12MiB}}}}
+  - {{name: m, path: "{model}", dtype: float32, max_context: 400, step_tokens: 128,
+     cache: {{device: {device}, dram: {dram}}}}}
 tenants:
   - {{id: acme, keys: [{{env: ACME_KEY}}]}}
 """
-_HEAD = "The river rises in the northern hills, and it turns the old wheels of seven mills. " * 7
-_NOUNS = ("stone", "water", "wheel", "grain", "flour", "bread", "sack", "cart", "horse", "road")
 
 
 def _prompts() -> list[str]:
     """They share their first blocks and have as many of their own: together more than device and
     DRAM hold."""
-    return [
-        _HEAD
-        + f"Of visitor {which}: "
-        + " ".join(f"{noun}{which}" for noun in _NOUNS * 7)
-        + " And then"
-        for which in range(PROMPTS)
-    ]
+    head = prose("everybody", 150)
+    return [head + prose(f"visitor {which}", 190) for which in range(PROMPTS)]
 
 
 def up(metrics: Metrics) -> bool:
@@ -105,11 +99,12 @@ class RedisStage:
     The gateway is started when it is first needed, and again after it was ended.
     """
 
-    def __init__(self, directory: Path, valkey: Valkey) -> None:
+    def __init__(self, directory: Path, valkey: Valkey, model: Path) -> None:
         self.valkey = valkey
         self.entrance = directory / "redis.sock"
         self.lead_to(valkey.socket_path)
         self._directory = directory
+        self._model = model
         self._gateways = itertools.count()
         self._gateway: GatewayProcess | None = None
         self._cold: list[Answer] = []
@@ -136,7 +131,13 @@ class RedisStage:
     def gateway(self) -> GatewayProcess:
         """Ready."""
         if self._gateway is None or not self.runs:
-            config = _CONFIG.format(socket=self.entrance, timeout_ms=round(TIMEOUT_S * 1e3))
+            config = _CONFIG.format(
+                socket=self.entrance,
+                timeout_ms=round(TIMEOUT_S * 1e3),
+                model=self._model,
+                device=device_bytes(544),
+                dram=dram_bytes(272),
+            )
             directory = self._directory / f"gateway-{next(self._gateways)}"
             environ = {
                 "ACME_KEY": ACME_KEY,

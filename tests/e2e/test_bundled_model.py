@@ -7,16 +7,25 @@ pass and must rate every generated token first. By induction that is its own gre
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
 
+from engine.bundled_model import bundled_model_path
 from engine.engine import Engine, EngineOptions
-from engine.loading import bundled_model_path, load_model
+from engine.executors.base import Executor, StepBatch
+from engine.loading import load_model
+from engine.model import Model
 from engine.opening import ExecutorOptions, open_executor
 from tests.engine.harness import Collector, request, run_all
 
 TOKENS = 64
+ALONE_TOKENS = 16
+"""Of most texts when nobody else is there: that costs a reading of the whole model for a token."""
+BLOCKS = 256
+STEP_TOKENS = 256
 PROMPTS = [
     "The capital of France is",
     "def fibonacci(n):\n    ",
@@ -41,59 +50,88 @@ PROMPTS = [
 ]
 
 
-def open_engine(collector: Collector, dtype: torch.dtype = torch.float32, **options: int) -> Engine:
-    model = load_model(bundled_model_path(), name="bundled", dtype=dtype)
-    blocks = options.pop("blocks", 1024)
-    step_tokens = options.pop("step_tokens", 256)
+OpenEngine = Callable[..., AbstractContextManager[Engine]]
+
+
+class Lent:
+    """The module's one executor as an engine's own: with the first so many of its pages, empty, and
+    not closed with the engine. Packing the weights takes longer than most of the texts."""
+
+    def __init__(self, executor: Executor, blocks: int) -> None:
+        self.name, self.kv_layout = executor.name, executor.kv_layout
+        self.device, self.dtype = executor.device, executor.dtype
+        self.block_tokens = executor.block_tokens
+        self.pages = executor.pages[:blocks].zero_()
+        self._executor = executor
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        return self._executor.forward(batch)
+
+    def close(self) -> None:
+        """The engine does not step any more; the next one may."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load_model(bundled_model_path(), name="bundled", dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def executor(model: Model) -> Iterator[Executor]:
     architecture = model.architecture
-    executor = open_executor(
-        model.architecture,
-        model.weights,
-        ExecutorOptions(
-            torch.device("cpu"),
-            dtype,
-            pool_bytes=blocks * 16 * architecture.kv_elements_per_token * dtype.itemsize,
-            step_tokens=step_tokens,
-        ),
+    options = ExecutorOptions(
+        torch.device("cpu"),
+        torch.float32,
+        pool_bytes=BLOCKS * 16 * architecture.kv_elements_per_token * torch.float32.itemsize,
+        step_tokens=STEP_TOKENS,
     )
-    engine = Engine(
-        executor,
-        model.eos_token_ids,
-        EngineOptions(max_context=512, step_tokens=step_tokens, **options),
-        collector,
-    )
-    engine.start()
-    return engine
+    executor = open_executor(architecture, model.weights, options)
+    yield executor
+    executor.close()
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    tokenizer = load_model(bundled_model_path(), name="bundled", dtype=torch.bfloat16).tokenizer
-    return [tokenizer.encode_prompt(text) for text in PROMPTS]
+def open_engine(model: Model, executor: Executor) -> OpenEngine:
+    """Opens an engine for a scope, with a cache of its own."""
+
+    @contextmanager
+    def opened(
+        collector: Collector, blocks: int = BLOCKS, step_tokens: int = STEP_TOKENS, **more: int
+    ) -> Iterator[Engine]:
+        options = EngineOptions(max_context=512, step_tokens=step_tokens, **more)
+        engine = Engine(Lent(executor, blocks), model.eos_token_ids, options, collector)
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    return opened
 
 
 @pytest.fixture(scope="module")
-def alone(prompts) -> list[list[int]]:
-    """Each prompt's greedy text, one request at a time, nothing cached."""
-    collector = Collector()
-    engine = open_engine(collector)
-    for i, ids in enumerate(prompts):
-        run_all(engine, collector, [request(f"p{i}", ids, TOKENS, root=None)])
-    engine.close()
-    return [collector.outcomes[f"p{i}"].token_ids for i in range(len(prompts))]
+def prompts(model: Model) -> list[list[int]]:
+    return [model.tokenizer.encode_prompt(text) for text in PROMPTS]
 
 
-def generate_all(prompts: list[list[int]], **options: int) -> tuple[list[list[int]], Collector]:
+@pytest.fixture(scope="module")
+def batched(prompts: list[list[int]], open_engine: OpenEngine) -> tuple[list[list[int]], Collector]:
+    """Each prompt's greedy text, sixteen at a time, and what the engine said meanwhile."""
+    return generate_all(prompts, open_engine, max_running=16)
+
+
+def generate_all(
+    prompts: list[list[int]], open_engine: OpenEngine, **options: int
+) -> tuple[list[list[int]], Collector]:
     collector = Collector()
-    engine = open_engine(collector, **options)
-    run_all(engine, collector, [request(f"p{i}", ids, TOKENS) for i, ids in enumerate(prompts)])
-    engine.check_integrity()
-    collector.stats = engine.stats()
-    engine.close()
+    with open_engine(collector, **options) as engine:
+        run_all(engine, collector, [request(f"p{i}", ids, TOKENS) for i, ids in enumerate(prompts)])
+        engine.check_integrity()
+        collector.stats = engine.stats()
     return [collector.outcomes[f"p{i}"].token_ids for i in range(len(prompts))], collector
 
 
-def test_greedy_text_is_that_of_transformers(prompts, alone):
+def test_greedy_text_is_that_of_transformers(prompts, batched):
     from transformers import AutoModelForCausalLM
 
     path = bundled_model_path()
@@ -102,37 +140,48 @@ def test_greedy_text_is_that_of_transformers(prompts, alone):
         model = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.float32
         ).eval()
-    for ids, text in zip(prompts, alone, strict=True):
+    texts, collector = batched
+    assert max(report.sequences for report in collector.reports) == 16
+    for ids, text in zip(prompts, texts, strict=True):
+        assert len(text) == TOKENS
         with torch.inference_mode():
             logits = model(torch.tensor([ids + text])).logits[0]
         assert logits[len(ids) - 1 : -1].argmax(-1).tolist() == text
 
 
-def test_text_is_the_same_batched_with_others(prompts, alone):
-    texts, collector = generate_all(prompts, max_running=16)
-    assert max(report.sequences for report in collector.reports) == 16
-    assert texts == alone
-
-
-def test_text_is_the_same_in_small_chunks(prompts, alone):
-    texts, _ = generate_all(prompts, max_running=4, step_tokens=9)
-    assert texts == alone
-
-
-def test_text_is_the_same_after_preemption(prompts, alone):
-    texts, collector = generate_all(prompts, max_running=16, blocks=40)
-    assert collector.stats.preemptions > 0
-    assert texts == alone
-
-
-def test_text_is_the_same_from_the_cache(prompts, alone):
+def test_text_is_the_same_alone(prompts, batched, open_engine):
+    """One request at a time, nothing cached; every fifth to its end."""
+    texts, _ = batched
     collector = Collector()
-    engine = open_engine(collector)
-    for i, ids in enumerate(prompts):
-        grown = ids + alone[i][:48]
-        run_all(engine, collector, [request(f"cold{i}", grown, 16)])
-        run_all(engine, collector, [request(f"warm{i}", grown, 16)])
+    with open_engine(collector) as engine:
+        for i, ids in enumerate(prompts):
+            tokens = ALONE_TOKENS if i % 5 else TOKENS
+            run_all(engine, collector, [request(f"p{i}", ids, tokens, root=None)])
+            assert collector.outcomes[f"p{i}"].token_ids == texts[i][:tokens]
+    assert max(report.sequences for report in collector.reports) == 1
+
+
+def test_text_is_the_same_in_small_chunks(prompts, batched, open_engine):
+    texts, _ = generate_all(prompts, open_engine, max_running=4, step_tokens=9)
+    assert texts == batched[0]
+
+
+def test_text_is_the_same_after_preemption(prompts, batched, open_engine):
+    texts, collector = generate_all(prompts, open_engine, max_running=16, blocks=40)
+    assert collector.stats.preemptions > 0
+    assert texts == batched[0]
+
+
+def test_text_is_the_same_from_the_cache(prompts, batched, open_engine):
+    texts, _ = batched
+    grown = [ids + text[:48] for ids, text in zip(prompts, texts, strict=True)]
+    collector = Collector()
+    with open_engine(collector) as engine:
+        for when in ("cold", "warm"):
+            asked = [request(f"{when}{i}", ids, 16) for i, ids in enumerate(grown)]
+            run_all(engine, collector, asked)
+    for i, text in enumerate(texts):
+        assert collector.outcomes[f"cold{i}"].cached_tokens == 0
         assert collector.outcomes[f"warm{i}"].cached_tokens >= 48
-        assert collector.outcomes[f"warm{i}"].token_ids == alone[i][48:]
-        assert collector.outcomes[f"cold{i}"].token_ids == alone[i][48:]
-    engine.close()
+        assert collector.outcomes[f"warm{i}"].token_ids == text[48:]
+        assert collector.outcomes[f"cold{i}"].token_ids == text[48:]

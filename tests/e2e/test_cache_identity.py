@@ -22,6 +22,8 @@ from tests.e2e.tiers import (
     BLOCK,
     block_keys,
     cached,
+    device_bytes,
+    dram_bytes,
     lasting_keys,
     prose,
     stored_values,
@@ -54,18 +56,23 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(
-    tmp_path_factory: pytest.TempPathFactory, valkey: Valkey, on_redis: GatewayProcess, dated: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    valkey: Valkey,
+    on_redis: GatewayProcess,
+    wordy: Path,
+    dated: Path,
 ) -> Iterator[Client]:
     """A second server on the Redis of `on_redis`, with the same model: as it is there, in another
     dtype, and in larger blocks. Asked only for what is stored by then."""
-    same = "path: bundled, max_context: 704, step_tokens: 256"
+    same = f'path: "{wordy}", max_context: 704, step_tokens: 256'
+    cache = f"device: {device_bytes(896)}, dram: {dram_bytes(1456)}"
     config = f"""
 server: {{port: PORT, log_format: json}}
 redis: {{url: "{valkey.url}", timeout_ms: 2000, ttl: 10m}}
 models:
-  - {{name: same, {same}, dtype: float32, cache: {{device: 40MiB, dram: 64MiB}}}}
-  - {{name: half, {same}, dtype: bfloat16, cache: {{device: 40MiB, dram: 64MiB}}}}
-  - {{name: wide, {same}, dtype: float32, cache: {{device: 40MiB, dram: 64MiB, block_tokens: 32}}}}
+  - {{name: same, {same}, dtype: float32, cache: {{{cache}}}}}
+  - {{name: half, {same}, dtype: bfloat16, cache: {{{cache}}}}}
+  - {{name: wide, {same}, dtype: float32, cache: {{{cache}, block_tokens: 32}}}}
   - {{name: dated, path: "{dated}", dtype: float32, cache: {{device: 16MiB, dram: off}}}}
 {TENANTS}
 """

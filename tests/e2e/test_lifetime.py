@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -30,6 +33,28 @@ models:
 """
 
 
+@pytest.fixture(scope="module")
+def started(
+    tmp_path_factory: pytest.TempPathFactory, tiny: Path
+) -> Iterator[dict[str, GatewayProcess]]:
+    """A gateway for each of the tests that end one, by its name: started at once, on all cores. The
+    engine of `mortal` dies when there is a file `fatal` in its directory."""
+    mortal = tmp_path_factory.mktemp("mortal")
+    environ = KEYS | {"MORTAL_FILE": str(mortal / "fatal")}
+    command = (sys.executable, "-m", "tests.e2e.mortal_gateway", "serve")
+    with ExitStack() as held:
+        gateways = {
+            name: held.enter_context(
+                GatewayProcess(tmp_path_factory.mktemp(name), config(tiny, drain_s), KEYS)
+            )
+            for name, drain_s in (("patient", 60), ("hasty", 0.2), ("stopped twice", 60))
+        }
+        gateways["mortal"] = held.enter_context(
+            GatewayProcess(mortal, config(tiny, 60), environ, command)
+        )
+        yield gateways
+
+
 def read_stream(url: str, fields: dict[str, object]) -> Streamed:
     with httpx.Client(base_url=url, timeout=60, verify=False) as http:
         return Client(http, ACME_KEY).stream(CHAT, LONG | fields)
@@ -50,13 +75,14 @@ def start_streams(
     return streams
 
 
-def test_a_stop_lets_streams_finish_and_refuses_new_calls(tmp_path: Path, tiny: Path) -> None:
+def test_a_stop_lets_streams_finish_and_refuses_new_calls(
+    started: dict[str, GatewayProcess],
+) -> None:
+    gateway = started["patient"].until_ready()
     with (
-        GatewayProcess(tmp_path, config(tiny, 60), KEYS) as gateway,
         httpx.Client(base_url=gateway.url, timeout=60, verify=False) as http,
         ThreadPoolExecutor(STREAMS) as threads,
     ):
-        gateway.until_ready()
         late = Client(http, ACME_KEY)
         late.whole(CHAT, chat("x", "tiny", max_tokens=1))
         streams = start_streams(gateway, threads)
@@ -77,12 +103,10 @@ def test_a_stop_lets_streams_finish_and_refuses_new_calls(tmp_path: Path, tiny: 
         assert '"generated_tokens":2000' in gateway.output
 
 
-def test_at_the_deadline_streams_end_with_an_error(tmp_path: Path, tiny: Path) -> None:
-    with (
-        GatewayProcess(tmp_path, config(tiny, 0.2), KEYS) as gateway,
-        ThreadPoolExecutor(STREAMS) as threads,
-    ):
-        streams = start_streams(gateway.until_ready(), threads, max_tokens=8000)
+def test_at_the_deadline_streams_end_with_an_error(started: dict[str, GatewayProcess]) -> None:
+    gateway = started["hasty"].until_ready()
+    with ThreadPoolExecutor(STREAMS) as threads:
+        streams = start_streams(gateway, threads, max_tokens=8000)
         gateway.send(signal.SIGTERM)
         for stream in streams:
             streamed = stream.result()
@@ -92,12 +116,10 @@ def test_at_the_deadline_streams_end_with_an_error(tmp_path: Path, tiny: Path) -
         assert gateway.exit_code() == 0
 
 
-def test_a_second_stop_does_not_wait(tmp_path: Path, tiny: Path) -> None:
-    with (
-        GatewayProcess(tmp_path, config(tiny, 60), KEYS) as gateway,
-        ThreadPoolExecutor(STREAMS) as threads,
-    ):
-        streams = start_streams(gateway.until_ready(), threads, max_tokens=8000)
+def test_a_second_stop_does_not_wait(started: dict[str, GatewayProcess]) -> None:
+    gateway = started["stopped twice"].until_ready()
+    with ThreadPoolExecutor(STREAMS) as threads:
+        streams = start_streams(gateway, threads, max_tokens=8000)
         gateway.send(signal.SIGTERM)
         eventually(lambda: gateway.status_of("/health/ready") == 503, 2)
         gateway.send(signal.SIGTERM)
@@ -109,20 +131,14 @@ def test_a_second_stop_does_not_wait(tmp_path: Path, tiny: Path) -> None:
                 stream.result()
 
 
-def test_a_dead_engine_is_said_to_everybody(tmp_path: Path, tiny: Path) -> None:
-    fatal = tmp_path / "fatal"
+def test_a_dead_engine_is_said_to_everybody(started: dict[str, GatewayProcess]) -> None:
+    gateway = started["mortal"].until_ready()
     with (
-        GatewayProcess(
-            tmp_path,
-            config(tiny, 60),
-            KEYS | {"MORTAL_FILE": str(fatal)},
-            (sys.executable, "-m", "tests.e2e.mortal_gateway", "serve"),
-        ) as gateway,
         httpx.Client(base_url=gateway.url, timeout=60, verify=False) as http,
         ThreadPoolExecutor(STREAMS) as threads,
     ):
-        streams = start_streams(gateway.until_ready(), threads, max_tokens=8000)
-        fatal.touch()
+        streams = start_streams(gateway, threads, max_tokens=8000)
+        (gateway.directory / "fatal").touch()
         for stream in streams:
             streamed = stream.result(timeout=10)
             assert not streamed.done
@@ -142,13 +158,27 @@ def test_a_dead_engine_is_said_to_everybody(tmp_path: Path, tiny: Path) -> None:
         assert gateway.exit_code() == 0
 
 
-def run(tmp_path: Path, text: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_all(
+    tmp_path: Path, starts: Sequence[tuple[str, Mapping[str, str]]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """Start gateways that are not meant to come up, each with a configuration and more of an
+    environment; as many at a time as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        runs = [
+            threads.submit(run, tmp_path / f"start-{number}", text, environ)
+            for number, (text, environ) in enumerate(starts)
+        ]
+        return [finished.result() for finished in runs]
+
+
+def run(directory: Path, text: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     """Start a gateway that is not meant to come up."""
-    file = tmp_path / "forebay.yaml"
+    directory.mkdir()
+    file = directory / "forebay.yaml"
     file.write_text(text)
     return subprocess.run(
         [*SERVE, "--config", str(file)],
-        env=environment(tmp_path, KEYS | environ),
+        env=environment(directory, {**KEYS, **environ}),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -167,15 +197,15 @@ def only_line(finished: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_taken_port_is_said_at_once(gateway: GatewayProcess, tmp_path: Path, tiny: Path) -> None:
-    finished = run(tmp_path, config(tiny, 1).replace("PORT", str(gateway.port)))
+    finished = run(tmp_path / "late", config(tiny, 1).replace("PORT", str(gateway.port)), {})
     assert finished.returncode == 3
     assert f"127.0.0.1:{gateway.port}" in only_line(finished)
     assert "weights" not in finished.stderr
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "no config"])
-def test_a_damaged_model_is_named(tmp_path: Path, tiny: Path, damage: str) -> None:
-    model = tmp_path / "model"
+def damaged(tmp_path: Path, tiny: Path, damage: str) -> Path:
+    """A copy of the tiny model with something wrong."""
+    model = tmp_path / damage
     model.mkdir()
     for file in tiny.iterdir():
         (model / file.name).write_bytes(file.read_bytes())
@@ -186,23 +216,27 @@ def test_a_damaged_model_is_named(tmp_path: Path, tiny: Path, damage: str) -> No
         weights.unlink()
     else:
         (model / "config.json").write_text("{")
-    finished = run(tmp_path, config(model, 1).replace("PORT", "0"))
-    assert finished.returncode in (1, 2)
-    assert str(model) in only_line(finished)
+    return model
 
 
-@pytest.mark.parametrize(
-    ("variable", "values"),
-    [
-        ("FOREBAY_SERVER__PORT", ("", "abc", "-1", "1e3", "70000")),
-        ("FOREBAY_MODELS__0__MAX_CONTEXT", ("-1",)),
-        ("FOREBAY_SERVER__DRAIN_S", ("soon",)),
-    ],
-)
-def test_a_bad_value_in_the_environment_names_its_variable(
-    tmp_path: Path, tiny: Path, variable: str, values: tuple[str, ...]
-) -> None:
-    for value in values:
-        finished = run(tmp_path, config(tiny, 1).replace("PORT", "0"), **{variable: value})
-        assert finished.returncode == 2
-        assert variable in only_line(finished)
+def test_a_damaged_model_is_named(tmp_path: Path, tiny: Path) -> None:
+    models = [damaged(tmp_path, tiny, damage) for damage in ("truncated", "missing", "no config")]
+    configs = [config(model, 1).replace("PORT", "0") for model in models]
+    for model, finished in zip(
+        models, run_all(tmp_path, [(text, {}) for text in configs]), strict=True
+    ):
+        assert finished.returncode in (1, 2)
+        assert str(model) in only_line(finished)
+
+
+def test_a_bad_value_in_the_environment_names_its_variable(tmp_path: Path, tiny: Path) -> None:
+    bad = [
+        *(("FOREBAY_SERVER__PORT", value) for value in ("", "abc", "-1", "1e3", "70000")),
+        ("FOREBAY_MODELS__0__MAX_CONTEXT", "-1"),
+        ("FOREBAY_SERVER__DRAIN_S", "soon"),
+    ]
+    text = config(tiny, 1).replace("PORT", "0")
+    every = run_all(tmp_path, [(text, {variable: value}) for variable, value in bad])
+    for (variable, value), finished in zip(bad, every, strict=True):
+        assert finished.returncode == 2, value
+        assert variable in only_line(finished), value

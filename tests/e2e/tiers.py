@@ -7,18 +7,16 @@ from typing import Any
 
 import httpx
 
-from cache.envelope import KEY_PREFIX
+from cache.envelope import KEY_PREFIX, header_bytes
 from cache.hashing import owner_tags
 from tests.cache.valkey import Valkey
 from tests.e2e.client import COMPLETIONS, Client, completion
+from tests.engine.wordy_checkpoint import TOKEN_KV_BYTES
 
 BLOCK = 16
 OPERATOR_KEY = "operator-4Lx8sQ2bV7nM1c"
-PREAMBLE = 32
-"""At most so many tokens come before the first message of a chat with the bundled model, in whole
-blocks: every chat of a tenant finds them."""
 SECRET = "0f1e2d3c4b5a69788796a5b4c3d2e1f0"  # the server's, where a test has to know it
-_WORDS = (
+WORDS = (
     *("tide", "wind", "rain", "fog", "harbour", "station", "keeper", "lamp", "signal", "rope"),
     *("anchor", "north", "south", "east", "west", "reading", "noon", "evening", "morning"),
     *("gauge", "rises", "falls", "steady", "slow", "quick", "bright", "dim", "cold", "warm"),
@@ -26,9 +24,20 @@ _WORDS = (
 
 
 def prose(name: str, words: int = 330) -> str:
-    """Text of about 1.1 tokens a word that begins with its name and goes on like no other's."""
+    """Text that begins with its name and goes on like no other's; a word is a token of the model
+    `wordy`."""
     draw = random.Random(name)
-    return f"{name}: " + " ".join(draw.choice(_WORDS) for _ in range(words))
+    return f"{name}: " + " ".join(draw.choice(WORDS) for _ in range(words))
+
+
+def device_bytes(tokens: int) -> int:
+    """A pool for so many tokens of the model `wordy` in float32."""
+    return tokens * TOKEN_KV_BYTES
+
+
+def dram_bytes(tokens: int) -> int:
+    """A DRAM tier for as many."""
+    return tokens // BLOCK * (BLOCK * TOKEN_KV_BYTES + header_bytes(BLOCK))
 
 
 def cached(answer: httpx.Response) -> dict[str, int]:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import chat_template
 from engine.chat_template import ChatTemplate, check_template
 from engine.errors import ModelLoadError, TemplateError
-from engine.loading import bundled_model_path, load_model
 from engine.tokenizer import Tokenizer
 from tests.engine.checkpoints import CHAT_TEMPLATE, CONTROL_TOKENS, byte_tokenizer_definition
 
@@ -40,21 +37,6 @@ def tokenizer() -> Tokenizer:
     )
 
 
-@pytest.fixture(scope="module")
-def bundled():
-    return load_model(bundled_model_path(), name="bundled", dtype=torch.bfloat16)
-
-
-@pytest.fixture(scope="module")
-def reference():
-    from transformers import AutoTokenizer
-
-    path = bundled_model_path()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-
 def user(content: str, **more: object) -> dict:
     return {"role": "user", "content": content, **more}
 
@@ -78,9 +60,9 @@ CONVERSATIONS = [
 
 @pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("generate", [True, False])
-def test_ids_are_those_of_transformers(bundled, reference, messages, generate):
-    template = ChatTemplate(bundled.chat_template, bundled.tokenizer)
-    expected = reference.apply_chat_template(
+def test_ids_are_those_of_transformers(bundled_text, bundled_reference, messages, generate):
+    template = ChatTemplate(bundled_text.chat_template, bundled_text.tokenizer)
+    expected = bundled_reference.apply_chat_template(
         messages, add_generation_prompt=generate, return_dict=False
     )
     assert template.encode(messages, now=NOW, add_generation_prompt=generate) == expected

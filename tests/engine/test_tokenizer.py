@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
-import warnings
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from engine.errors import ModelLoadError
-from engine.loading import bundled_model_path, load_model
+from engine.text_side import TextSide
 from engine.tokenizer import Tokenizer
 from tests.engine.checkpoints import CONTROL_TOKENS, byte_tokenizer_definition
 
@@ -36,20 +35,15 @@ MIXED = st.lists(st.sampled_from([*FRAGMENTS, "<|im_end|>", "<|im_start|>"]), ma
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Tokenizer:
-    return load_model(bundled_model_path(), name="bundled", dtype=torch.bfloat16).tokenizer
+def bundled(bundled_text: TextSide) -> Tokenizer:
+    return bundled_text.tokenizer
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(bundled_reference):
     """Transformers' tokenizer for the bundled file, with the digit rule that the file names
     (`tokenizer.ggml.pre` is smollm) and that transformers does not read from it."""
-    from transformers import AutoTokenizer
-
-    path = bundled_model_path()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = copy.deepcopy(bundled_reference)
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),

@@ -215,6 +215,10 @@ class TierStage:
         priority: int = 0,
         given: int = 0,
         retention: tuple[Retention, ...] = (),
+        flow: bytes = b"",
+        weight: float = 1.0,
+        deadline_s: float | None = None,
+        tpot_s: float | None = None,
     ) -> EngineSequence:
         """`given` tokens of the answer were generated elsewhere."""
         request = EngineRequest(
@@ -226,6 +230,10 @@ class TierStage:
             owner=owner(tenant),
             retention=retention,
             generated_token_ids=(1,) * given,
+            flow=flow,
+            weight=weight,
+            deadline_s=deadline_s,
+            tpot_s=tpot_s,
         )
         sequence = self.sequences[name] = EngineSequence(request, self._arrivals)
         self._arrivals += 1

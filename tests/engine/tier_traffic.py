@@ -124,7 +124,7 @@ class Traffic:
         if draw.random() < 0.3:
             params |= {"temperature": 0.8, "seed": draw.randrange(1000)}
         tenant = draw.choice(TENANTS)
-        return ask(
+        plain = ask(
             f"{self.seed}-{self._count}",
             prompt,
             draw.randint(1, self.most_tokens),
@@ -133,6 +133,14 @@ class Traffic:
             shared_tokens=shared_tokens,
             priority=draw.choice([0, 0, 1]),
             **params,
+        )
+        terms = random.Random(f"{self.seed} {self._count}")
+        return replace(
+            plain,
+            flow=tenant.encode(),
+            weight=terms.choice([0.5, 1.0, 3.0]),
+            deadline_s=terms.choice([None, time.monotonic() + terms.random()]),
+            tpot_s=terms.choice([None, None, 1e-4, 0.01]),
         )
 
     def send(self, stage: Stage, count: int, threads: int = 4, pause_s: float = 0.004) -> None:

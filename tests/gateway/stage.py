@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -111,7 +111,7 @@ class Stage:
     other_replicas: list[ScriptedReplica] = field(default_factory=list)
     routing: dict[str, Any] = field(default_factory=dict)
     times: StreamTimes = field(default_factory=StreamTimes)
-    tenancy: Tenancy | None = None
+    keep_account: Callable[[Tenancy], None] = lambda tenancy: None
     model: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -153,6 +153,8 @@ class Stage:
                     )
                 )
             self.runtime = RuntimeConfig(self.snapshot())
+            self.tenancy = Tenancy(self.runtime, self.metrics)
+            self.keep_account(self.tenancy)
             self._app = create_app(
                 self.runtime,
                 self.models,

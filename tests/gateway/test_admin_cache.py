@@ -128,7 +128,7 @@ async def test_without_an_operators_key_it_is_said_how_to_set_one(
     ("method", "path", "status"),
     [
         ("GET", "/admin/", 404),
-        ("GET", "/admin/tenants/acme", 404),
+        ("GET", "/admin/tenants/acme/nothing", 404),
         ("GET", "/admin/tenants//cache", 404),
         ("POST", "/admin/cache", 405),
         ("GET", "/admin/tenants/acme/cache", 405),

@@ -121,8 +121,10 @@ def test_a_key_is_hashed_from_standard_input(
     assert run(["keys", "hash"]) == 2
 
 
-def test_the_command_starts_without_torch() -> None:
-    code = "import sys, gateway.cli; sys.exit('torch' in sys.modules)"
+def test_what_runs_no_engine_itself_does_without_torch() -> None:
+    """The command, a gateway before other servers, and one whose engines are processes."""
+    modules = "gateway.cli, gateway.server, gateway.fleet, gateway.replicas.local, engine.text_side"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from gateway.credentials import (
     known_secrets,
     server_secret,
     weakness_of_secret,
+    worker_environ,
 )
 from gateway.errors import ApiError
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.settings_redis import RedisSettings
-from gateway.tenants import hash_key
+from gateway.settings_tenants import DatabaseSettings
+from gateway.tenants import Caller, KeyFacts, KeyRing, Tenant, hash_key
+from policies.limits import Limits
 
 
 def settings_of(*tenants: dict[str, Any], **server: Any) -> Settings:
@@ -43,11 +47,11 @@ def test_every_key_leads_to_its_tenant() -> None:
     ring = build_key_ring(settings, {"A_2": "a-2", "B": "b-1\n"})
     tenant = ring.authenticate("Bearer a-2")
     assert ring.authenticate("bearer a-1") is tenant
-    assert (tenant.id, tenant.concurrency) == ("a", None)
+    assert (tenant.id, tenant.limits.concurrency) == ("a", None)
     assert tenant.may_use("x-1")
     assert not tenant.may_use("y")
     other = ring.authenticate("Bearer b-1")
-    assert (other.id, other.concurrency, other.cache_scope) == ("b", 2, "none")
+    assert (other.id, other.limits.concurrency, other.cache_scope) == ("b", 2, "none")
 
 
 @pytest.mark.parametrize(
@@ -122,3 +126,49 @@ def test_a_tenant_sees_its_receipts_unless_it_is_not_to() -> None:
     ring = build_key_ring(settings_of(one, other), {"A": "key-a", "B": "key-b"})
     assert ring.authenticate("Bearer key-a").sees_receipt
     assert not ring.authenticate("Bearer key-b").sees_receipt
+
+
+def test_the_databases_password_is_a_known_secret() -> None:
+    settings = settings_of()
+    database = DatabaseSettings(url="postgresql://me:first%2F@h/db?sslpassword=second")
+    settings = settings.model_copy(update={"database": database})
+    environ = {"PGPASSWORD": "third", "PGUSER": "me"}
+    assert known_secrets(settings, environ) == {"first%2F", "first/", "second", "third"}
+    assert known_secrets(settings_of(), environ) == set()  # an embedded one has none
+    assert "PGPASSWORD" not in worker_environ(settings, environ)
+
+
+def test_a_ring_is_joined_with_more_keys_and_stays_itself() -> None:
+    ring = build_key_ring(settings_of(), {})
+    more = Tenant("b")
+    facts = KeyFacts("key-b", Limits(rpm=1))
+    joined = ring.joined([(hash_key("key-b"), more, facts)], [more])
+    assert joined.identify("Bearer key-b") == Caller(more, facts)
+    assert joined.authenticate("Bearer key-a").id == "a"
+    assert set(joined.tenants) == {"a", "b"}
+    assert joined.has(hash_key("key-b"))
+    with pytest.raises(ApiError):
+        ring.authenticate("Bearer key-b")
+    assert not ring.has(hash_key("key-b"))
+    with pytest.raises(ValueError, match="listed twice"):
+        joined.joined([(hash_key("key-a"), more, facts)], [])
+
+
+def test_a_key_that_has_expired_lets_nobody_in() -> None:
+    tenant = Tenant("a")
+    ends = {"old": time.time() - 1, "new": time.time() + 60, "ever": None}
+    ring = KeyRing(
+        [
+            (hash_key(name), tenant, KeyFacts(f"key-{name}", expires_s=at))
+            for name, at in ends.items()
+        ]
+    )
+    for name in ("new", "ever"):
+        assert ring.authenticate(f"Bearer {name}") is tenant
+        assert ring.caller(f"key-{name}") is not None
+    with pytest.raises(ApiError) as caught:
+        ring.authenticate("Bearer old")
+    assert (caught.value.status, caught.value.message) == (401, "This API key is not valid.")
+    assert ring.caller("key-old") is None
+    assert ring.caller("key-none") is None
+    assert set(ring.callers) == {"key-old", "key-new", "key-ever"}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.http_call import HttpCall
-from gateway.peer import CLOCKS_APART_S, HEADER, PeerTenant, peer_tenant, sign
+from gateway.peer import CLOCKS_APART_S, HEADER, PeerTenant, _seal, peer_tenant, sign
+from policies.service_class import ServiceClass
 
 SECRET, BODY, NOW_S = b"shared", b'{"model":"m"}', 1_800_000_000.0
 ACME = PeerTenant("acme", "user")
@@ -42,6 +45,41 @@ def test_what_was_said_is_what_is_understood(name, scope):
     assert peer_tenant(call(signed(tenant)), BODY, SECRET, NOW_S + 1) == tenant
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(list(ServiceClass)),
+    st.floats(0.001, 1000),
+    st.none() | st.floats(-5, 3600),
+    st.none() | st.floats(0.001, 10),
+)
+def test_how_it_stands_is_understood_to_a_thousandth(service_class, weight, due_s, tpot_s):
+    tenant = PeerTenant("acme", "tenant", service_class, weight, due_s, tpot_s)
+    found = peer_tenant(call(signed(tenant)), BODY, SECRET, NOW_S)
+    assert (found.id, found.cache_scope, found.service_class) == ("acme", "tenant", service_class)
+    assert found.weight == pytest.approx(weight, abs=0.001)
+    for said, understood in ((due_s, found.due_s), (tpot_s, found.tpot_s)):
+        if said is None:
+            assert understood is None
+        else:  # what is overdue is due now
+            assert understood == pytest.approx(max(0.0, said), abs=0.001)
+
+
+def test_a_peer_of_the_first_version_says_nothing_of_how_it_stands():
+    assert signed().startswith("1.")
+    found = peer_tenant(call(signed()), BODY, SECRET, NOW_S)
+    assert (found.service_class, found.due_s, found.tpot_s) == (None, None, None)
+
+
+@pytest.mark.parametrize("part", [3, 4, 5, 6])
+@pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "٣", "9999999999"])
+def test_what_cannot_be_read_is_refused_even_with_the_right_seal(part, value):
+    parts = signed(PeerTenant("a", "tenant", ServiceClass.BATCH, 1.0, 1.0, 1.0)).split(".")[:-1]
+    parts[part] = value
+    said = ".".join(parts)
+    seal = _seal(SECRET, said, "req-1", BODY)
+    refused(call(f"{said}.{seal}"), BODY)
+
+
 def test_without_the_header_it_is_a_client_like_any_other():
     assert peer_tenant(call(None), BODY, SECRET, NOW_S) is None
 
@@ -62,8 +100,9 @@ def test_another_secret_body_or_request_is_refused():
     refused(call(signed(), "req-2"), BODY)
 
 
-def test_every_character_counts():
-    value = signed()
+@pytest.mark.parametrize("tenant", [ACME, replace(ACME, service_class=ServiceClass.BATCH)])
+def test_every_character_counts(tenant):
+    value = signed(tenant)
     for at in range(len(value)):
         other = "0" if value[at] != "0" else "1"
         refused(call(value[:at] + other + value[at + 1 :]), BODY)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from gateway.errors import limit_exceeded
+from gateway.errors import limit_exceeded, unavailable
 from gateway.ledger.row import LedgerRow
+from gateway.slo.admission import Admission, Downgrade
 from gateway.slo.book import NoSloBook
 from gateway.tenancy import Tenancy
 from gateway.tenants import Caller, Tenant
@@ -77,7 +78,7 @@ class Books:
     def note(self, row: LedgerRow) -> None:
         self.rows.append(row)
 
-    def shed(self, tenant: Tenant, model: str) -> None:
+    def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:
         self.sheds.append(f"{tenant.id} {model}")
 
 
@@ -88,8 +89,23 @@ class Promises(NoSloBook):
         self.shed = books.shed  # type: ignore[method-assign] # it only listens
 
 
-def stage_with(books: Books, **fields: Any) -> Stage:
-    return Stage(tenancy=Tenancy(books, books, Promises(books)), model=PRICED, **fields)
+class Crowded(Admission):
+    """Has no room for model m in time."""
+
+    async def admit(self, tenant: Tenant, router: Any, ask: Any, terms: Any, **how: Any) -> None:
+        if router.model == "m" and how["may_downgrade"]:
+            raise Downgrade("org/other")
+        if router.model == "m":
+            raise unavailable("Too late.", code="slo_unattainable", retry_after_s=3)
+
+
+def stage_with(books: Books, admission: Admission | None = None, **fields: Any) -> Stage:
+    def keep_account(tenancy: Tenancy) -> None:
+        tenancy.limiter = tenancy.ledger = books
+        tenancy.slo = Promises(books)
+        tenancy.admission = admission or Admission()
+
+    return Stage(keep_account=keep_account, model=PRICED, **fields)
 
 
 async def test_a_whole_answer_is_settled_at_what_it_used():
@@ -205,6 +221,41 @@ async def test_a_promise_is_judged_and_written_down():
     stage = stage_with(strict, replica=ScriptedReplica(step_s=0.001), tenants={K1: hurried})
     await stage.post(CHAT, chat())
     assert strict.rows[0].met_slo is False
+
+
+DOWN = Slo(ttft_s=1.0, on_overload="downgrade", downgrade_to="org/other")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_downgraded_request_says_what_ran_and_pays_for_that_alone(stream: bool):
+    books = Books()
+    stage = stage_with(books, Crowded(), tenants={K1: tenant("acme", slo=DOWN)})
+    if stream:
+        said = await stage.stream(CHAT, chat())
+        assert {chunk["model"] for chunk in said[:-1]} == {"org/other"}
+    else:
+        response = await stage.post(CHAT, chat())
+        assert response.json()["model"] == "org/other"
+    asked, ran = books.reserved
+    assert (asked.model, ran.model) == ("m", "org/other")
+    assert (asked.settled, asked.held, ran.held) == ([], False, False)
+    assert len(ran.settled) == 1
+    (row,) = books.rows
+    assert (row.model, row.cost_nusd) == ("org/other", 0)
+    assert books.sheds == []
+
+
+async def test_nobody_is_downgraded_to_a_model_that_they_may_not_use():
+    books = Books()
+    owner = tenant("acme", slo=DOWN, models=("m",))
+    stage = stage_with(books, Crowded(), tenants={K1: owner})
+    response = await stage.post(CHAT, chat())
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "3"
+    assert books.sheds == ["acme m"]
+    assert books.rows == []
+    (asked,) = books.reserved
+    assert (asked.settled, asked.held) == ([], False)
 
 
 async def test_a_deadline_ends_a_whole_answer_with_a_504_and_frees_the_replica():

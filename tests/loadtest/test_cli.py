@@ -14,7 +14,7 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from loadtest import forebay_server
+from loadtest import campaign, forebay_server
 from loadtest.cli import app
 from tests.loadtest.fake_server import Behaviour, Call, FakeServer, Reply, answer_well, fake_server
 
@@ -64,6 +64,12 @@ if "{fails}":
     sys.exit("forebay.yaml: models[0]: no such model")
 ThreadingHTTPServer(("127.0.0.1", int(arguments["--port"])), Handler).serve_forever()
 """
+
+
+@pytest.fixture(autouse=True)
+def _without_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake servers need none between measurements."""
+    monkeypatch.setattr(campaign, "_REST_S", 0.0)
 
 
 @contextmanager

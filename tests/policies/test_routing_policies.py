@@ -136,7 +136,14 @@ standings = st.builds(
     running=st.integers(0, 16),
     context_tokens=st.integers(0, 20000),
     full=st.booleans(),
-    queued=st.sampled_from([(), (Queued(1, 1, 10),)]),
+    queued=st.sampled_from(
+        [
+            (),
+            (Queued(1, 1, 10),),
+            (Queued(0, 2, 500, b"a", 2.0), Queued(0, 9, 5000, b"b"), Queued(1, 1, 300, b"a")),
+        ]
+    ),
+    yielding=st.sampled_from([(), ((1, 3),)]),
     answer_tokens=st.integers(0, 64),
     reuse=st.floats(0, 1),
 )
@@ -149,10 +156,13 @@ costs = st.sampled_from(
 @given(
     candidates=st.lists(st.builds(Candidate, st.just("a"), costs, standings, cacheds), min_size=1),
     prompt=st.integers(1, 2500),
+    flow=st.sampled_from([b"a", b"b", b"c"]),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_short_cut_changes_who_can_be_chosen(candidates: list[Candidate], prompt: int) -> None:
-    request = RouteRequest(prompt, 32)
+def test_no_short_cut_changes_who_can_be_chosen(
+    candidates: list[Candidate], prompt: int, flow: bytes
+) -> None:
+    request = RouteRequest(prompt, 32, flow=flow)
     usable = [index for index, one in enumerate(candidates) if not one.standing.full]
     usable = usable or list(range(len(candidates)))
     own = {}
@@ -171,6 +181,24 @@ def test_no_short_cut_changes_who_can_be_chosen(candidates: list[Candidate], pro
     assert all(whole[index] <= bound_s * (1 + 1e-9) for index in chosen)
     if sum(whole[index] <= bound_s for index in usable) == 1:
         assert chosen == {best}
+
+
+def test_a_promise_is_kept_where_it_can_be() -> None:
+    # cheapest for all is where the prefix is, but that would be too late
+    warm = replica("warm", Standing(pending_tokens=1500, waiting=2), WARM)
+    candidates = [warm, replica("cold"), replica("full", Standing(full=True))]
+    in_time_s = predict(PROMPT, candidates[1]).ttft_s * 1.01
+    assert predict(PROMPT, warm).ttft_s > in_time_s
+    random = Random(3)
+
+    def chosen(due_s: float | None) -> set[int]:
+        request = RouteRequest(1088, 32, due_s=due_s)
+        return {PredictedTtft().choose(request, candidates, random) for _ in range(20)}
+
+    assert chosen(None) == chosen(60.0) == {0}
+    assert chosen(in_time_s) == {1}
+    # nobody is in time, or it should have been there already: as if nothing had been promised
+    assert chosen(0.01) == chosen(-1.0) == {0}
 
 
 def test_affinity_goes_to_the_longest_prefix_whatever_its_queue() -> None:

@@ -1,5 +1,7 @@
 """What a prediction is made of."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +97,100 @@ def test_the_urgent_overtakes_what_waits_and_is_less_urgent() -> None:
     assert urgent == predicted(Standing(pending_tokens=800, waiting=1)).queue_s
     equal = predicted(crowd, request=RouteRequest(1088, 32, priority=2)).queue_s
     assert equal == predicted(Standing(pending_tokens=5000, waiting=6)).queue_s
+
+
+FLAT = COST._replace(attended_s=0.0, context_read_s=0.0)
+
+
+def test_another_flow_takes_no_more_than_its_share_while_one_waits() -> None:
+    # of 40,000 tokens of others', those who weigh twice as much compute twice what it does: half
+    # of its own, as its turn may come at once or after all of it
+    crowd = Standing(40_000, 40, queued=(Queued(1, 40, 40_000, b"big", 2.0),))
+    ask = RouteRequest(1000, 32, 1, b"small", 1.0)
+    assert predicted(crowd, request=ask, cost=FLAT).queue_s == pytest.approx(
+        predicted(Standing(1000, 1), request=ask, cost=FLAT).queue_s
+    )
+    # and of its own it computes all that was there before
+    queued = (*crowd.queued, Queued(1, 3, 3000, b"small", 1.0))
+    more = Standing(43_000, 43, queued=queued)
+    assert predicted(more, request=ask, cost=FLAT).queue_s == pytest.approx(
+        predicted(Standing(3000 + 2 * 3500, 10), request=ask, cost=FLAT).queue_s
+    )
+    # who has less than its share has all of it done
+    little = Standing(500, 1, queued=(Queued(1, 1, 500, b"other", 2.0),))  # a share of 1,000
+    assert predicted(little, request=ask) == predicted(Standing(500, 1), request=ask)
+
+
+def test_who_is_more_urgent_gives_up_nothing_to_shares() -> None:
+    crowd = Standing(9000, 9, queued=(Queued(0, 9, 9000, b"urgent", 1.0),))
+    ask = RouteRequest(100, 32, 1, b"small", 5.0)
+    assert predicted(crowd, request=ask) == predicted(Standing(9000, 9), request=ask)
+
+
+def test_the_urgent_take_the_slots_of_who_yields() -> None:
+    full = Standing(running=16, max_running=16, answer_tokens=170, yielding=((1, 4), (2, 12)))
+    held = predicted(full, request=RouteRequest(1088, 32, 2))
+    assert held == predicted(full._replace(yielding=()))
+    assert predicted(full, request=RouteRequest(1088, 32, 1)).queue_s < held.queue_s
+    three = full._replace(waiting=3, queued=(Queued(0, 3, 0),))
+    assert predicted(three, request=RouteRequest(1088, 32, 1)).queue_s == pytest.approx(
+        0.5 * (STEP_S + 16 * ROW_S)
+    )
+
+
+flows = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from([b"a", b"b", b"c"]),
+        st.integers(1, 9),
+        st.integers(0, 5000),
+    ),
+    max_size=9,
+    unique_by=lambda each: each[:2],
+)
+WEIGHTS = {b"a": 1.0, b"b": 2.0, b"c": 0.5}
+
+
+def standing_of(queued: list[tuple[int, bytes, int, int]], unknown_tokens: int = 0) -> Standing:
+    return Standing(
+        pending_tokens=unknown_tokens + sum(tokens for *_, tokens in queued),
+        waiting=sum(sequences for _, _, sequences, _ in queued) + bool(unknown_tokens),
+        queued=tuple(
+            Queued(priority, sequences, tokens, flow, WEIGHTS[flow])
+            for priority, flow, sequences, tokens in queued
+        ),
+    )
+
+
+@given(flows, st.integers(0, 2), st.sampled_from([b"a", b"b", b"new"]), st.integers(0, 3000))
+@settings(max_examples=60, deadline=None)
+def test_what_is_in_front_is_what_shares_allow(queued, priority, flow, unknown) -> None:
+    weight = WEIGHTS.get(flow, 1.0)
+    ask = RouteRequest(700, 32, priority, flow, weight)
+    own = [each for each in queued if each[:2] == (priority, flow)]
+    own_tokens = 350 + sum(tokens for *_, tokens in own)
+    own_sequences = 0.5 + sum(sequences for _, _, sequences, _ in own)
+    ahead, waiting = float(unknown), float(bool(unknown))
+    for its_priority, its_flow, sequences, tokens in queued:
+        if its_priority < priority or (its_priority, its_flow) == (priority, flow):
+            ahead, waiting = ahead + tokens, waiting + sequences
+        elif its_priority == priority:
+            share = WEIGHTS[its_flow] / weight
+            ahead += min(tokens, own_tokens * share)
+            waiting += min(sequences, own_sequences * share)
+    standing = standing_of(queued, unknown)
+    found = predicted(standing, request=ask).queue_s
+    if standing.pending_tokens or standing.waiting:
+        plain = Standing(ahead, waiting)._replace(running=0)
+        expected = predicted(plain, request=ask).queue_s
+        if ahead or waiting:
+            assert found == pytest.approx(expected)
+    # a larger weight never has to wait for longer
+    light, heavy = (
+        predicted(standing, request=replace(ask, weight=own), cost=FLAT).queue_s
+        for own in (weight, 3 * weight)
+    )
+    assert heavy <= light + 1e-9
 
 
 def test_loading_is_predicted_where_it_is_faster_than_computing() -> None:

@@ -130,6 +130,7 @@ class _Worker:
             # any step.
             gc.collect()
             gc.freeze()
+            gc.enable()
             engine = self._engine = opened.engine
             self._outbox.send(Ready(opened.facts, engine.stats(), engine.cache_stats()))
             engine.start()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import ExitStack
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.dispatch.answers import AnswerLengths
-from gateway.dispatch.load import Load
+from gateway.dispatch.load import MOST_FLOWS, REST, Load
 from policies.routing import Queued, Standing
 
 steps = st.lists(
@@ -17,6 +18,7 @@ steps = st.lists(
         st.sampled_from(["add", "begin", "answer", "end", "leave"]),
         st.integers(0, 9),
         st.integers(0, 2),
+        st.sampled_from([b"", b"acme", b"beta"]),
     ),
     max_size=60,
 )
@@ -24,18 +26,18 @@ steps = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int]]) -> None:
+def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int, bytes]]) -> None:
     load = Load(4, capacity=6)
     scopes = []
-    waiting: dict[int, tuple[int, int, int]] = {}
-    running: dict[int, int] = {}
+    waiting: dict[int, tuple[int, int, int, bytes]] = {}
+    running: dict[int, tuple[int, int]] = {}
     answers: dict[int, int] = {}
     expected = AnswerLengths()
-    for step, number, priority in steps:
+    for step, number, priority, flow in steps:
         if step == "add":
             scope = ExitStack()
-            share = scope.enter_context(load.share(number, 10 * number, priority))
-            waiting[len(scopes)] = (number, 10 * number, priority)
+            share = scope.enter_context(load.share(number, 10 * number, priority, flow, 2.0))
+            waiting[len(scopes)] = (number, 10 * number, priority, flow)
             scopes.append((scope, share))
         elif scopes:
             index = number % len(scopes)
@@ -43,7 +45,8 @@ def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int]]) -> 
             if step == "begin":
                 share.begin()
                 if index in waiting:
-                    running[index] = waiting.pop(index)[1]
+                    _, context, its_priority, _ = waiting.pop(index)
+                    running[index] = (context, its_priority)
             elif step == "answer":
                 share.answered(number)
                 if index in waiting or index in running:
@@ -55,36 +58,37 @@ def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int]]) -> 
                 if answers.get(index):
                     expected.add(answers.pop(index))
         standing = load.standing()
-        queued = {
-            priority: [(tokens, 1) for tokens, _, own in waiting.values() if own == priority]
-            for priority in (1, 2)
-        }
+        queued: dict[tuple[int, bytes], list[int]] = {}
+        for tokens, _, own, its_flow in waiting.values():
+            queued.setdefault((own, its_flow), []).append(tokens)
+        yielding = Counter(own for _, own in running.values() if own > 0)
         assert standing == Standing(
-            pending_tokens=sum(tokens for tokens, _, _ in waiting.values()),
+            pending_tokens=sum(tokens for tokens, _, _, _ in waiting.values()),
             waiting=len(waiting),
             running=len(running),
-            context_tokens=sum(running.values()),
+            context_tokens=sum(context for context, _ in running.values()),
             max_running=4,
             full=len(waiting) + len(running) >= 6,
             queued=tuple(
-                Queued(priority, len(found), sum(tokens for tokens, _ in found))
-                for priority, found in queued.items()
-                if found
+                Queued(own, len(found), sum(found), its_flow, 2.0)
+                for (own, its_flow), found in sorted(queued.items())
             ),
             answer_tokens=expected.tokens,
+            yielding=tuple(sorted(yielding.items())),
         )
         assert load.standing() is standing
     for scope, _ in scopes:
         scope.close()
     assert load.own() == Standing(max_running=4)
-    assert load.standing().queued == ()
+    assert (load.standing().queued, load.standing().yielding) == ((), ())
 
 
 def test_what_other_gateways_have_put_there_counts_for_everybody_else() -> None:
     load = Load(4, capacity=3)
     load.set_foreign(Standing(pending_tokens=100, waiting=1, running=1, context_tokens=50))
     with load.share(7, 20):
-        assert load.standing() == Standing(107, 2, 1, 50, 4, full=True)
+        queued = (Queued(0, 1, 7),)  # of the others' nothing is known that could be overtaken
+        assert load.standing() == Standing(107, 2, 1, 50, 4, full=True, queued=queued)
         assert load.own() == Standing(7, 1, 0, 0, 4)
     assert not load.standing().full
 
@@ -98,6 +102,58 @@ def test_a_standing_is_made_again_only_when_something_has_changed() -> None:
     with load.share(1, 1):
         assert load.standing() is not before
     assert load.standing() == before
+
+
+def test_who_is_less_urgent_finds_it_full_earlier() -> None:
+    load = Load(2, capacity=10)
+    with ExitStack() as scope:
+        for _ in range(6):
+            scope.enter_context(load.share(1, 1))
+        assert [load.standing(priority).full for priority in (0, 1, 2, 9)] == [
+            False,
+            False,
+            True,
+            True,
+        ]
+        assert load.standing(2) is load.standing(3)
+        assert load.standing(2)._replace(full=False) == load.standing()
+        for _ in range(4):
+            scope.enter_context(load.share(1, 1))
+        assert load.standing(2) == load.standing(0)
+        assert load.standing().full
+
+
+def test_no_place_in_line_leaves_a_place_to_run_to_everybody() -> None:
+    load = Load(2, capacity=2)
+    with load.share(1, 1):
+        assert not load.standing(2).full
+        with load.share(1, 1):
+            assert load.standing(0).full
+
+
+def test_of_many_flows_the_smallest_are_taken_together() -> None:
+    load = Load(4, capacity=None)
+    with ExitStack() as scope:
+        for number in range(100):
+            for priority in (0, 1):
+                flow = b"flow %d" % number
+                scope.enter_context(load.share(number, number, priority, flow, 0.5))
+        queued = load.standing().queued
+        assert len(queued) == MOST_FLOWS + 2
+        assert sum(each.tokens for each in queued) == load.standing().pending_tokens
+        assert sum(each.sequences for each in queued) == 200
+        assert {each.tokens for each in queued[:MOST_FLOWS]} == set(range(68, 100))
+        assert queued[MOST_FLOWS:] == tuple(
+            Queued(priority, 68, sum(range(68)), REST, 34.0) for priority in (0, 1)
+        )
+
+
+def test_a_flow_weighs_what_its_last_request_said() -> None:
+    load = Load(4, capacity=None)
+    with load.share(5, 5, 1, b"acme", 2.0):
+        with load.share(6, 6, 1, b"acme", 3.0):
+            assert load.standing().queued == (Queued(1, 2, 11, b"acme", 3.0),)
+        assert load.standing().queued == (Queued(1, 1, 5, b"acme", 3.0),)
 
 
 def test_nothing_is_pushed_out_of_a_cache_that_has_room() -> None:

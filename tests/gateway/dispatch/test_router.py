@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.dispatch.load import Load
 from gateway.dispatch.prefix import UNKNOWN
 from gateway.dispatch.router import NoReplica, Router
 from gateway.metrics import Metrics
-from policies.routing import NOTHING_CACHED, RouteRequest
+from policies.routing import NOTHING_CACHED, Queued, RouteRequest
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import Observer, router_over
 
@@ -84,9 +86,10 @@ def test_candidates_are_made_of_what_is_there_already() -> None:
 
 def test_a_placed_request_waits_at_its_priority() -> None:
     routed = router(1)
-    with routed.place(RouteRequest(100, priority=2), UNKNOWN) as placement:
+    ask = RouteRequest(100, priority=2, flow=b"acme", weight=3.0)
+    with routed.place(ask, UNKNOWN) as placement:
         [queued] = placement.member.load.standing().queued
-        assert queued == (2, 1, 100)
+        assert queued == Queued(2, 1, 100, b"acme", 3.0)
         placement.answered(30)
     standing = placement.member.load.standing()
     assert (standing.queued, standing.answer_tokens) == ((), 30)
@@ -97,6 +100,65 @@ def test_replicas_of_a_model_learn_together_how_long_answers_are() -> None:
     with routed.place(ASK, UNKNOWN) as placement:
         placement.answered(12)
     assert [member.load.standing().answer_tokens for member in routed.members] == [12, 12]
+
+
+def test_the_last_places_are_for_the_more_urgent() -> None:
+    routed = router(1)
+    [member] = routed.members
+    member.load = Load(2, capacity=10)  # 8 places in line: 7 for standard, 4 for batch
+    with ExitStack() as taken:
+        for priority, places in ((2, 6), (1, 9), (0, 10)):
+            ask = RouteRequest(10, priority=priority)
+            while member.load.sequences < places:
+                assert routed.decide(ask, UNKNOWN).candidate.name == "m/0"
+                taken.enter_context(member.load.share(10, 10, priority))
+            with pytest.raises(NoReplica) as refused:
+                routed.decide(ask, UNKNOWN)
+            assert refused.value.full
+
+
+def test_late_first_tokens_are_remembered_by_replica_class_and_flow() -> None:
+    routed = router(2)
+    ask = RouteRequest(100, priority=1, flow=b"acme")
+    for _ in range(30):
+        receipt = routed.decide(ask, UNKNOWN)
+        routed.note_answer(receipt, receipt.decided_s + 3 * receipt.predicted_ttft_s)
+        name = receipt.candidate.name
+    now_s = receipt.decided_s
+    late = routed.bias(name, ask, now_s)
+    assert 1.5 < late <= 3.0
+    assert routed.bias(name, RouteRequest(100, flow=b"acme"), now_s) == 1.0
+    other = RouteRequest(100, priority=1, flow=b"beta")
+    assert routed.bias(name, other, now_s) == pytest.approx(late)
+    for _ in range(40):
+        prompt = routed.decide(other, UNKNOWN, exclude={"m/0", "m/1"} - {name})
+        routed.note_answer(prompt, prompt.decided_s + prompt.predicted_ttft_s)
+    assert routed.bias(name, other, now_s) < 1.2
+    assert routed.bias(name, ask, now_s) == pytest.approx(late, rel=0.05)
+    routed.remove(name)
+    assert routed.bias(name, ask, now_s) == 1.0
+    # what was sent there before may still come
+    routed.note_answer(receipt, receipt.decided_s + 1.0)
+    assert routed.bias(name, ask, now_s) == 1.0
+
+
+def test_whoever_watches_hears_of_every_change_and_of_none_after_that() -> None:
+    routed, heard = router(1), []
+    with routed.watched(lambda: heard.append(1)):
+        with routed.place(ASK, UNKNOWN) as placement:
+            assert heard
+            heard.clear()
+            placement.began(0)
+            assert heard
+            heard.clear()
+        assert heard
+        heard.clear()
+        routed.changed()
+        assert heard
+    heard.clear()
+    with routed.place(ASK, UNKNOWN):
+        routed.changed()
+    assert not heard
 
 
 def test_nobody_is_asked_where_nobody_serves() -> None:

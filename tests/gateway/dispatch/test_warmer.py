@@ -23,6 +23,7 @@ from gateway.metrics import Metrics
 from gateway.plan import prompt_prefix
 from gateway.replica_group import ReplicaGroup
 from policies.cost import Coefficients
+from policies.routing import Queued
 from tests.gateway.fakes import COST, ScriptedReplica, block_links
 from tests.gateway.stage import Observer, router_over
 
@@ -265,7 +266,7 @@ async def test_a_warm_up_counts_in_the_target_and_whatever_comes_overtakes_it() 
     member = stage.router.find("m/1")
     assert member is not None
     assert member.load.standing()[:2] == (1, 1)
-    assert member.load.standing().queued == ((WARM_UP_PRIORITY, 1, 1),)
+    assert member.load.standing().queued == (Queued(WARM_UP_PRIORITY, 1, 1),)
     second.gate.set()
     assert await stage.hears() == "loaded"
     assert stage.left_behind() == []

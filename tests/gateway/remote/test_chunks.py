@@ -94,6 +94,30 @@ def test_chunks_that_come_together_are_the_same_as_one_by_one(pieces, data):
     assert orjson.loads(more.removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "!"}
 
 
+@pytest.mark.parametrize("tier", [None, "flex"])
+@pytest.mark.parametrize("servers", [{}, {"service_tier": "scale"}, {"service_tier": None}])
+def test_of_the_tier_a_client_hears_our_word_alone(tier, servers):
+    """In chunks that are read and in those that are not, and in what follows the last of them."""
+    body = chat(stream=True, stream_options={"include_usage": True})
+    chunks = Chunks(read_body(body, "chat"), "m", tier)
+    sent = [as_chunk(0, {"role": "assistant", "content": ""}, **servers)]
+    sent += [as_chunk(0, {"content": f"word {number}"}, **servers) for number in range(8)]
+    sent.append(as_chunk(0, {}, finish="stop", **servers))
+    usage = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+    sent.append({**as_chunk(0, {}, **servers), "choices": [], "usage": usage})
+    frames = b"".join(taken(chunks, orjson.dumps(chunk)) for chunk in sent) + chunks.ending()
+    said = [
+        orjson.loads(event.removeprefix(b"data: "))
+        for event in frames.strip().split(b"\n\n")
+        if event != b"data: [DONE]"
+    ]
+    assert len(said) == len(sent)
+    for chunk in said:
+        assert chunk.get("service_tier", "nothing") == (tier or "nothing")
+        assert chunk["model"] == "m"
+    assert said[5]["choices"][0]["delta"]["content"] == "word 4"
+
+
 def test_half_a_character_in_each_of_two_chunks_is_no_text():
     chunks = chunks_of(chat(stream=True))
     chunk = orjson.dumps(as_chunk(0, {"content": "PLACE"}))

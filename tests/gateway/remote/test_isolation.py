@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import tracemalloc
+from time import monotonic, time
 
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.peer import HEADER
+from gateway.http_call import HttpCall
+from gateway.peer import HEADER, PeerTenant, peer_tenant
+from gateway.remote.attempt import Errand
 from gateway.remote.body import read_body, upstream_body
 from gateway.remote.isolation import Isolation
+from gateway.remote.prompt import routed_prompt
+from gateway.terms import TIMEOUT, Terms
+from policies.service_class import ServiceClass
 from tests.gateway.remote.remote_stage import ACME, COMPLETIONS, SECRET, chat, staged
 from tests.gateway.remote.upstream import Upstream, answers, usage, whole
 from tests.gateway.stage import tenant
@@ -141,14 +147,48 @@ async def test_another_forebay_is_told_whose_request_it_is():
     async with staged(upstream, settings={"engine": "forebay"}) as stage:
         await stage.post(chat(cache_salt="s", prompt_cache_key="k"))
     received = upstream.received[0]
-    assert received.headers[HEADER].startswith("1.")
+    assert received.headers[HEADER].startswith("2.")
     assert received.body["cache_salt"] == "s"
     assert received.body["prompt_cache_key"] == "k"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "openai", "forebay"])
+async def test_a_tier_is_for_forebays_alone(engine):
+    upstream = Upstream([answers(200, whole(service_tier="scale"))])
+    settings = {"engine": engine, "shared_cache": "accept"}
+    if engine in ("vllm", "sglang", "forebay"):
+        del settings["shared_cache"]
+    async with staged(upstream, settings=settings) as stage:
+        answer = await stage.post(chat(service_tier="flex"))
+    sent = upstream.received[0].body
+    assert sent.get("service_tier") == ("flex" if engine == "forebay" else None)
+    assert answer.json.get("service_tier") != "scale"
+
+
+async def test_another_forebay_is_told_how_urgent_it_is():
+    terms = Terms(ServiceClass.BATCH, b"acme", 2.5, None, 0.08, monotonic() + 30.0, due_at_s=0.0)
+    upstream = Upstream([answers(200, whole())])
+    async with staged(upstream, settings={"engine": "forebay"}) as stage:
+        [member] = stage.model.router.members
+        body = read_body(chat(), "chat")
+        prompt = await routed_prompt(body, stage.model, None)
+        errand = Errand(body, prompt, ACME, "r", "", True, 1, SECRET, terms)
+        with stage.model.router.place(prompt.ask(body, terms), prompt.prefix) as placement:
+            assert member.load.standing().queued[0][3:] == (b"acme", 2.5)
+            sent, headers = errand.written_for(placement)
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    state = {"request_id": headers["x-request-id"]}
+    scope = {"method": "POST", "path": "/", "headers": raw, "state": state}
+    said = peer_tenant(HttpCall(scope, None, None), sent, SECRET, time())
+    assert said == PeerTenant("acme", "tenant", ServiceClass.BATCH, 2.5, 0.0, 0.08)
+    assert 29_000 < int(headers[TIMEOUT]) <= 30_000
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
+        ({"service_tier": "scale"}, "service_tier"),
+        ({"service_tier": 5}, "service_tier"),
         ({"messages": "hi"}, "messages"),
         ({"messages": []}, "messages"),
         ({"stream": "yes"}, "stream"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.loading import TextSide
+from engine.text_side import TextSide
 from gateway.metrics import Metrics
 from gateway.redis_services import RedisServices
 from gateway.replicas import local as local_module

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.admission import ConcurrencyLimits
 from gateway.errors import ApiError
+from gateway.places import ConcurrencyLimits
 from gateway.sse import StreamTimes
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import (

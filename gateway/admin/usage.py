@@ -1,0 +1,30 @@
+"""GET /admin/usage: what all tenants have used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway.admin.auth import require_operator
+from gateway.http_call import HttpCall
+from gateway.ledger.book import LedgerBook
+from gateway.ledger.usage_answer import read_usage_query, usage_answer
+from gateway.reload import RuntimeConfig
+
+
+class UsageAdmin:
+    """Needs the operator's key."""
+
+    def __init__(self, runtime: RuntimeConfig, book: Callable[[], LedgerBook | None]) -> None:
+        """`book` is the ledger, None until it is open."""
+        self._runtime = runtime
+        self._book = book
+
+    async def show(self, call: HttpCall) -> None:
+        """As GET /v1/usage, with tenants kept apart; `tenant` asks for one. Tenants that are gone
+        are among them as long as the ledger remembers them."""
+        require_operator(call, self._runtime.current)
+        now_s = time.time()
+        query = call.query()
+        wanted = read_usage_query(query, now_s, tenant=query.get("tenant"), by_tenant=True)
+        await call.answer_json(await usage_answer(self._book(), wanted, now_s))

@@ -1,0 +1,1 @@
+"""Files and batches: requests that are brought in bulk and answered within a day, in the gaps."""

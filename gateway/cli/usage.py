@@ -1,0 +1,104 @@
+"""`forebay usage`: what tenants of a running server have used, and how they fared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, console
+from gateway.cli.server_call import DEFAULT_URL, printable
+
+_NOTHING = "-"
+_NAMES = ("tenant", "model", "key", "service_class", "start")
+_COLUMNS = (
+    "requests",
+    "prompt",
+    "cached",
+    "output",
+    "USD",
+    "attainment",
+    "goodput/s",
+    "TTFT ms p50",
+    "p95",
+    "p99",
+    "TPOT ms p50",
+    "p95",
+)
+
+Start = Annotated[
+    str | None, typer.Option(help="Unix seconds, a date, or RFC 3339; 24 hours before the end.")
+]
+End = Annotated[str | None, typer.Option(help="The same; now.")]
+OneTenant = Annotated[str | None, typer.Option(help="Only this one's.")]
+
+
+def usage(
+    tenant: OneTenant = None,
+    by: Annotated[
+        str, typer.Option(help="model, key, service_class, hour or day (UTC).")
+    ] = "model",
+    start: Start = None,
+    end: End = None,
+    url: Url = DEFAULT_URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what tenants have used, what it cost, and how their SLOs were met."""
+    params = asked_for(tenant=tenant, start=start, end=end, group_by=by)
+    response = ask("GET", "/admin/usage", url, key, params=params)
+    answer = answered(response, "data")
+    if as_json:
+        typer.echo(response.text)
+        return
+    groups = answer["data"]
+    names = [name for name in _NAMES if any(name in group for group in groups)]
+    table = Table(box=SIMPLE_HEAD)
+    for name in names:
+        table.add_column(name)
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for group in groups:
+        table.add_row(*(_name(group, name) for name in names), *_figures(group))
+    if answer["total"] is not None and len(groups) != 1:
+        names_of_total = ["all", *("" for _ in names[1:])] if names else []
+        table.add_row(*names_of_total, *_figures(answer["total"]))
+    console().print(table)
+
+
+def asked_for(**params: str | None) -> dict[str, str]:
+    """A query string's parameters, without those that were not given."""
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _name(group: Mapping[str, Any], name: str) -> Text:
+    value = group.get(name, "")
+    if name == "start" and isinstance(value, int | float):
+        value = f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M}"
+    return Text(printable(str(value)))
+
+
+def _figures(group: Mapping[str, Any]) -> list[str]:
+    slo, ttft, tpot = group["slo"], group["latency_ms"]["ttft"], group["latency_ms"]["tpot"]
+    prompt, cached = group["prompt_tokens"], group["cached_tokens"]["total"]
+    attainment = slo["attainment"]
+    return [
+        f"{group['requests']['total']:,}",
+        f"{prompt:,}",
+        f"{cached / prompt:.0%}" if prompt else _NOTHING,
+        f"{group['output_tokens']:,}",
+        printable(str(group["cost_usd"])),
+        _NOTHING if attainment is None else f"{attainment:.2%}",
+        f"{slo['goodput_rps']:.3g}",
+        *(_ms(ttft, name) for name in ("p50", "p95", "p99")),
+        *(_ms(tpot, name) for name in ("p50", "p95")),
+    ]
+
+
+def _ms(percentiles: Mapping[str, float] | None, name: str) -> str:
+    return _NOTHING if percentiles is None else f"{percentiles[name]:,.1f}"

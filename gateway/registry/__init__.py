@@ -1,0 +1,1 @@
+"""Tenants and keys made at run time, beside those of the configuration file."""

@@ -1,0 +1,40 @@
+"""GET /v1/usage: what a tenant has used, what it cost, and how its promises were kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from gateway.http_call import HttpCall
+from gateway.ledger.book import LedgerBook
+from gateway.ledger.usage_answer import read_usage_query, usage_answer
+from gateway.metrics import Metrics
+from gateway.reload import RuntimeConfig
+from gateway.request import Request
+from gateway.settlement import settled
+
+USAGE = "/v1/usage"
+_ENDPOINT = "usage"
+
+
+class UsageApi:
+    """Any of a tenant's keys sees all of the tenant's."""
+
+    def __init__(
+        self, runtime: RuntimeConfig, metrics: Metrics, book: Callable[[], LedgerBook | None]
+    ) -> None:
+        """`book` is the ledger, None until it is open."""
+        self._runtime = runtime
+        self._metrics = metrics
+        self._book = book
+
+    async def show(self, call: HttpCall) -> None:
+        """`start`, `end` (Unix seconds, RFC 3339 or a date; the last 24 hours if left out) and
+        `group_by=model|key|service_class|hour|day`. The answer is that of
+        `gateway.ledger.usage_answer`."""
+        request = Request(call, _ENDPOINT, self._runtime.current)
+        with settled(request, self._metrics):
+            tenant = request.authenticate()
+            now_s = time.time()
+            query = read_usage_query(call.query(), now_s, tenant=tenant.id, by_tenant=False)
+            await call.answer_json(await usage_answer(self._book(), query, now_s))

@@ -1,0 +1,117 @@
+"""How many tokens of which sequence a step computes.
+
+Every running stream gets its token first. Prompts share what is left of the step's tokens in their
+order, as far as the step then takes no longer than the tightest `tpot_s` among those streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from policies.cost import StepShape
+
+_OF_TARGET = 0.9
+"""Of a target, so much may be predicted to go into the step: the rest is for what comes between two
+steps, and for predictions that are wrong."""
+_LEAST_SHARE = 8
+"""Where the streams alone miss their target, prompts still get one part in so many of the step."""
+
+
+class Streams(NamedTuple):
+    """Those that take one token in the step: how many, the sum of their contexts with these tokens
+    included, and the least of their targets between two tokens, None without any."""
+
+    sequences: int
+    context_tokens: int
+    tpot_s: float | None = None
+
+
+class StepBudget:
+    """What a step of at most `tokens` has beside `streams`; `step_s` predicts what a step takes.
+
+    Without a target, prompts get all that is left. With one, they get what fits, and at least one
+    block (`block_tokens`) in all, so that they move. If the streams miss it even alone, which
+    smaller prefills cannot mend, that is an eighth of the step.
+    """
+
+    __slots__ = (
+        "_attended",
+        "_block_tokens",
+        "_context_read",
+        "_goal_s",
+        "_least",
+        "_prefilled",
+        "_sequences",
+        "_step_s",
+        "_tokens",
+        "left",
+    )
+
+    def __init__(
+        self,
+        tokens: int,
+        streams: Streams,
+        block_tokens: int,
+        step_s: Callable[[StepShape], float],
+    ) -> None:
+        self.left = tokens - streams.sequences
+        self._tokens = tokens
+        self._block_tokens = block_tokens
+        self._step_s = step_s
+        self._goal_s = None if streams.tpot_s is None else _OF_TARGET * streams.tpot_s
+        self._least: int | None = None
+        self._prefilled = 0
+        self._sequences = streams.sequences
+        self._attended = self._context_read = streams.context_tokens
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more prompt could begin."""
+        return self.prefill(1, 0) > 0
+
+    def prefill(self, wanted: int, computed: int) -> int:
+        """How many of `wanted` tokens behind `computed` a prompt may compute now."""
+        wanted = min(wanted, self.left)
+        if self._goal_s is None or wanted <= 0:
+            return max(0, wanted)
+        if self._least is None:
+            alone_s = self._predict_s(0, 0)
+            least = self._block_tokens
+            if alone_s > self._goal_s:
+                least = max(least, self._tokens // _LEAST_SHARE)
+            self._least = least
+        least = min(wanted, max(0, self._least - self._prefilled))
+        fits, beyond = least, wanted + 1
+        if self._predict_s(wanted, computed) <= self._goal_s:
+            return wanted
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            if self._predict_s(middle, computed) <= self._goal_s:
+                fits = middle
+            else:
+                beyond = middle
+        return fits
+
+    def take(self, tokens: int, computed: int) -> None:
+        """A prompt computes so many tokens behind `computed`."""
+        self.left -= tokens
+        self._prefilled += tokens
+        self._sequences += 1
+        self._attended += _attended(tokens, computed)
+        self._context_read += computed + tokens
+
+    def _predict_s(self, tokens: int, computed: int) -> float:
+        """The step with that many more tokens of one more prompt."""
+        return self._step_s(
+            StepShape(
+                self._tokens - self.left + tokens,
+                self._sequences + (tokens > 0),
+                self._attended + _attended(tokens, computed),
+                self._context_read + computed + tokens,
+            )
+        )
+
+
+def _attended(tokens: int, computed: int) -> int:
+    return tokens * computed + tokens * (tokens + 1) // 2

@@ -1,0 +1,7 @@
+"""Fixtures that any of the gateway's tests may ask for."""
+
+from __future__ import annotations
+
+from tests.postgres import postgres, postgres_url
+
+__all__ = ["postgres", "postgres_url"]
