@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import TracebackType
 
 from gateway.choice import Choice
-from gateway.demand import Ask, demand_of
+from gateway.demand import Ask, demand_of, used_tokens
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica
 from gateway.dispatch.run import route_request
 from gateway.endpoints import Task
 from gateway.models import AnyModel
+from gateway.outcome import is_charged, outcome_of
 from gateway.request import Request
 from gateway.tenancy import ModelTerms, Tenancy
 from gateway.tenants import Caller
@@ -76,6 +78,32 @@ class Entrance:
             )
             request.reservation = reservation
             scope.push_async_exit(entering.pop_all())
+        scope.push(_Settling(request))
+
+
+class _Settling:
+    """The last word on what was reserved, once nothing of the request runs any more."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        request = self._request
+        outcome, _ = outcome_of(error)
+        if request.reservation is None or request.tenant is None or not is_charged(outcome):
+            return
+        usage = request.usage()
+        request.reservation.settle(used_tokens(usage, request.tenant), request.cost_nusd(usage))
 
 
 def asks_of(choices: Sequence[Choice], task: Task) -> list[Ask]:

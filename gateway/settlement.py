@@ -1,8 +1,7 @@
-"""However a request ends, it ends in its limits, the ledger, the metrics and one log line."""
+"""However a request ends, it ends in the ledger, the metrics and one log line."""
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from time import monotonic
@@ -11,20 +10,16 @@ from types import TracebackType
 import structlog
 
 from cache.block import Tier
-from gateway.demand import used_tokens
 from gateway.errors import ApiError
-from gateway.http_call import ClientDisconnectedError
 from gateway.ledger.row import LedgerRow
 from gateway.metrics import Metrics
+from gateway.outcome import is_charged, outcome_of
 from gateway.recent_requests import RecentRequests
 from gateway.request import Request
 from gateway.tenancy import Tenancy
 from gateway.wire.usage import Usage
 
 _log = structlog.get_logger("forebay.request")
-
-_CHARGED = frozenset({"success", "cancelled", "expired"})
-"""What fails through our fault is written down, and costs nothing."""
 
 
 class settled:  # noqa: N801 - it is used as a statement
@@ -56,7 +51,7 @@ class settled:  # noqa: N801 - it is used as a statement
         trace: TracebackType | None,
     ) -> None:
         request = self._request
-        outcome, status = _outcome(error)
+        outcome, status = outcome_of(error)
         usage = request.usage()
         cost_nusd = None
         if self._tenancy is not None:
@@ -72,7 +67,7 @@ class settled:  # noqa: N801 - it is used as a statement
 def _account(
     request: Request, tenancy: Tenancy, outcome: str, status: int | None, usage: Usage
 ) -> int | None:
-    """Settle what was reserved and write it down; the cost, None for what was never let in."""
+    """Write down what was let in, and judge it; the cost, None for what never was let in."""
     tenant, model = request.tenant, request.model
     if tenant is None or model is None or request.caller is None:
         return None
@@ -80,10 +75,8 @@ def _account(
         if status == 503:
             tenancy.slo.shed(tenant, model.name, promised=request.promised)
         return None
-    charged = outcome in _CHARGED
+    charged = is_charged(outcome)
     cost_nusd = request.cost_nusd(usage) if charged else 0
-    if charged:
-        request.reservation.settle(used_tokens(usage, tenant), cost_nusd)
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
     met = None
     if outcome != "cancelled":
@@ -195,24 +188,3 @@ def _replicas(request: Request) -> dict[str, None]:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 2)
-
-
-def _outcome(error: BaseException | None) -> tuple[str, int | None]:
-    """A request's outcome by what ended it, and its status if it has one."""
-    if error is None:
-        return "success", 200
-    if isinstance(error, ApiError):
-        return _outcome_of(error.status), error.status
-    if isinstance(error, ClientDisconnectedError | asyncio.CancelledError):
-        return "cancelled", None
-    return "error", None
-
-
-def _outcome_of(status: int) -> str:
-    if status == 429:
-        return "limited"
-    if status == 503:
-        return "unavailable"
-    if status == 504:
-        return "expired"
-    return "refused" if status < 500 else "error"

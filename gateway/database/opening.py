@@ -220,7 +220,14 @@ def _sqlite(path: Path) -> AsyncEngine:
         pool_timeout=_POOL_S,
     )
     event.listen(engine.sync_engine, "begin", _begin)
+    event.listen(engine.sync_engine, "invalidate", _give_up)
     return engine
+
+
+def _give_up(connection: Any, _record: object, _error: object) -> None:
+    """One whose task was cancelled in the middle of a statement is thrown away, but not closed
+    before the statement's result is: it would hold the lock until then."""
+    connection.rollback()
 
 
 def _begin(connection: Connection) -> None:

@@ -30,6 +30,8 @@ async def erase_work(database: Transactions, tenant_id: str) -> ErasedWork:
         # the batch itself last: its lines could not be found without it
         await _erase_pieces(database, batch_lines, "batch", "line", batch, _LINES)
         await _erase_one(database, batches, batch)
+        # those of a validation that was under way; it writes no more once the batch is gone
+        await _erase_pieces(database, batch_lines, "batch", "line", batch, _LINES)
         ended += 1
     removed = 0
     while (file := await _any_of(database, files, tenant_id)) is not None:

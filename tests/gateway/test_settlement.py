@@ -46,6 +46,7 @@ class Reserved:
     headers: ClassVar = [(b"x-ratelimit-limit-requests", b"60")]
 
     def settle(self, tokens: int, cost_nusd: int) -> None:
+        assert self.held, "what was given back cannot be settled"
         self.settled.append((tokens, cost_nusd))
 
     def __enter__(self) -> Reserved:

@@ -28,15 +28,15 @@ def test_requests_are_summed_up_by_account_and_second() -> None:
     assert journal.drain() == []
 
 
-def test_a_day_without_redis_is_no_more_than_a_few_minutes_of_it() -> None:
+def test_hours_without_redis_are_no_more_than_a_few_minutes_of_them() -> None:
     journal = Journal(WindowShape())
-    for second in range(86_400):
+    for second in range(10_000):
         journal.count(["t"], second, 1, 2)
         journal.spend([BUDGET], 3, float(second))
     assert len(journal) < 200
     told = journal.drain()
-    assert sum(each.cost_nusd for each in told if isinstance(each, Spend)) == 3 * 86_400
-    recent = [each for each in told if isinstance(each, Count) and each.until_s > 86_340]
+    assert sum(each.cost_nusd for each in told if isinstance(each, Spend)) == 3 * 10_000
+    recent = [each for each in told if isinstance(each, Count) and each.until_s > 9_940]
     assert sum(each.requests for each in recent) == 60
 
 
