@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from cache.redis_client import Command
 from gateway.limits.script import SHA, keys_of
 from gateway.limits.seeds import Seed
@@ -15,9 +17,10 @@ from policies.limit_window import WindowShape
 from policies.limits import BudgetPeriod, Demand
 
 _KINDS: dict[BudgetPeriod, str] = {"day": "d", "month": "m"}
+_PACKER = msgspec.msgpack.Encoder()
 _NUMBERS = 9  # of each account in an answer
 
-Argument = str | int
+Argument = str | int | None
 
 
 class Sender:
@@ -35,7 +38,9 @@ class Sender:
         head = (verb, self.gateway, generation, shape.width_us, shape.buckets)
         mark = f"{self.gateway}.{next(self._marks):x}"
         lease_us = int(self.lease_s * 1e6)
-        return ("EVALSHA", SHA, 2, *keys_of(tenant), *head, lease_us, mark, *rest)
+        # one packed argument: each of many would cost the client more than all of this
+        packed = _PACKER.encode((*head, lease_us, mark, *rest))
+        return ("EVALSHA", SHA, 2, *keys_of(tenant), packed)
 
 
 def account_name(account: AccountId) -> str:
@@ -65,19 +70,19 @@ def reserve_arguments(
     for account, limits in ceilings:
         arguments += [
             account_name(account),
-            _or_none(limits.rpm),
-            _or_none(limits.tpm),
-            _or_none(limits.concurrency),
-            _or_none(limits.budget_nusd),
+            limits.rpm,
+            limits.tpm,
+            limits.concurrency,
+            limits.budget_nusd,
             "" if limits.budget_nusd is None else _KINDS[limits.budget_per],
         ]
         budget, seed = by_budget.get((account, limits.budget_per), (None, None))
         if budget is None or seed is None:
-            arguments += ["", "", "", ""]
+            arguments += [None, None, None, None]
         elif seed.asked_s is None:
-            arguments += ["", "", "", seed.nusd]
+            arguments += [None, None, None, seed.nusd]
         else:
-            arguments += [seed.nusd, budget.start_s, _age_us(seed.asked_s, now_s), ""]
+            arguments += [seed.nusd, budget.start_s, _age_us(seed.asked_s, now_s), None]
     return arguments
 
 
@@ -210,11 +215,11 @@ class Adopt(NamedTuple):
         return [
             "adopt",
             self.request,
-            int(self.in_windows),
+            self.in_windows,
             _age_us(self.at_s, now_s),
             self.tokens,
             self.cost_nusd,
-            int(self.settled),
+            self.settled,
             len(self.parts),
             *_flat(self.parts),
         ]
@@ -266,7 +271,7 @@ def apply_arguments(
     """The rest of an `apply` call. It is applied after the batch numbered `before` only, and to a
     hash with this mark; None: to any."""
     told = [operation.arguments(now_s) for operation in operations]
-    return [number, before, epoch or "", len(told), *[value for each in told for value in each]]
+    return [number, before, epoch, len(told), *[value for each in told for value in each]]
 
 
 class ApplyAnswer(NamedTuple):
@@ -282,10 +287,6 @@ def read_apply(answer: Sequence[Any]) -> ApplyAnswer:
     """Raises IndexError for what the script does not say."""
     missing = [request.decode() for request in answer[3:]]
     return ApplyAnswer(answer[0].decode(), answer[1].decode(), missing)
-
-
-def _or_none(limit: int | None) -> Argument:
-    return "" if limit is None else limit
 
 
 def _flat(parts: Iterable[BudgetPart]) -> list[Argument]:

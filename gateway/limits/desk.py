@@ -146,7 +146,10 @@ class Desk:
         self._to_tell.append(Undo(request))
 
     def tell_all(self) -> None:
-        """Whatever was decided here alone is to be told."""
+        """Whatever was decided here alone is to be told, once what was sent has arrived: until
+        then it is kept summed up."""
+        if self._outstanding:
+            return
         for request in self.in_flight.values():
             if not request.told:
                 self.adopt(request)
@@ -175,9 +178,13 @@ class Desk:
     def renew(self) -> None:
         """Its requests are still in flight. Says nothing new if there are none, which is a way to
         ask for the epoch."""
+        said = [each for each in self._to_tell if not isinstance(each, Renew)]
         ids = [request.id for request in self.in_flight.values() if request.told]
-        for start in range(0, max(1, len(ids)), _MOST_OPERATIONS):
-            self._to_tell.append(Renew(tuple(ids[start : start + _MOST_OPERATIONS])))
+        renewed = [
+            Renew(tuple(ids[start : start + _MOST_OPERATIONS]))
+            for start in range(0, max(1, len(ids)), _MOST_OPERATIONS)
+        ]
+        self._to_tell = deque([*said, *renewed])
 
     def without_lease(self, missing: list[str]) -> None:
         """Requests of which Redis has thought that nobody looks after them."""
@@ -196,9 +203,13 @@ class Desk:
         return batch
 
     def all_batches(self, numbers: Iterator[int]) -> list[Batch]:
-        """All that is to be sent, in order: again what has not been confirmed, and what is new."""
-        while self._to_tell:
-            self.next_batch(numbers)
+        """What has to be sent again, in order, or all that is new if there is nothing of that."""
+        before = 0
+        for batch in self._outstanding:
+            batch.before, before = before, batch.number
+        if not self._outstanding:
+            while self._to_tell:
+                self.next_batch(numbers)
         return list(self._outstanding)
 
     def arrived(self, batch: Batch) -> None:
@@ -216,7 +227,10 @@ class Desk:
             return True
         if epoch in self._past_epochs:
             return False
-        if self.epoch is not None:
+        if self.epoch is None:
+            for batch in self._outstanding:
+                batch.epoch = epoch
+        else:
             self._past_epochs.append(self.epoch)
             self.memory_losses += 1
             self._start_over(book)
@@ -242,7 +256,7 @@ class Desk:
             if account is not None:
                 name = account_name(account_id)
                 self._journal.recount(name, self._over(name, account.window.content()))
-        self._to_tell += self._journal.drain()
+        self.tell_all()
 
     def _over(
         self, account: str, content: Iterator[tuple[int, int, int]]

@@ -70,8 +70,10 @@ class LimitsLink:
         cancelled by then: the command may have been carried out.
         """
         answer = asyncio.get_running_loop().create_future()
+        if not self._waiting:
+            # not at once: what is asked in the same moment goes along
+            asyncio.get_running_loop().call_soon(self._pump)
         self._waiting.append(_Asked(command, answer, on_unclaimed))
-        self._pump()
         return answer
 
     async def connect(self, command: Command, timeout_s: float) -> None:

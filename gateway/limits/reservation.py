@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import monotonic
 from types import TracebackType
+from typing import Self
 
 from gateway.http_call import Header
 from gateway.limits.answers import limit_headers
@@ -76,7 +77,7 @@ class BookReservation:
         """The request is over. Idempotent."""
         self._book.release(self.holding, self._clock())
 
-    def __enter__(self) -> BookReservation:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

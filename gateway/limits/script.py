@@ -35,33 +35,35 @@ PREFIX = "forebay:limits:"
 TENANTS_KEY = PREFIX + "tenants"
 
 SCRIPT = r"""
-local hash, leases, verb, me = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
-local generation, width, buckets = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local lease_us, proposed_epoch = tonumber(ARGV[6]), ARGV[7]
-local read = 7
+local hash, leases = KEYS[1], KEYS[2]
+local arguments, read = cmsgpack.unpack(ARGV[1]), 0
+
+local function arg()
+  read = read + 1
+  return arguments[read]
+end
+
+local verb, me, generation = arg(), arg(), arg()
+local width, buckets, lease_us, proposed_epoch = arg(), arg(), arg(), arg()
 
 local clock = redis.call('TIME')
 local now_s = tonumber(clock[1])
 local now = now_s * 1000000 + tonumber(clock[2])
 local bucket = math.floor(now / width)
 
-local function arg()
-  read = read + 1
-  return ARGV[read]
-end
-
-local function number_arg() return tonumber(arg()) end
-
-local function each_part(items, size, call)
-  for from = 1, #items, size do call(unpack(items, from, math.min(from + size - 1, #items))) end
+-- Lua takes no more than a few thousand arguments.
+local function in_parts(items, call)
+  for from = 1, #items, 1000 do call(from, math.min(from + 999, #items)) end
 end
 
 -- The hash as this call sees and leaves it: read where needed, written once at the end.
 local fields, changed = {}, {}
 
 local function fetch(names)
-  each_part(names, 1000, function(...)
-    for i, value in ipairs(redis.call('HMGET', hash, ...)) do fields[select(i, ...)] = value end
+  in_parts(names, function(from, to)
+    for i, value in ipairs(redis.call('HMGET', hash, unpack(names, from, to))) do
+      fields[names[from + i - 1]] = value
+    end
   end)
 end
 
@@ -100,6 +102,10 @@ local function keep_record(id, record)
   put('i|' .. id, record)
 end
 
+local function tell(command, key, items)
+  in_parts(items, function(from, to) redis.call(command, key, unpack(items, from, to)) end)
+end
+
 local function lease(id) has_lease[id] = true end
 
 local function end_lease(id) has_lease[id] = false end
@@ -114,8 +120,8 @@ local function write_leases()
       ended[#ended + 1] = id
     end
   end
-  each_part(ended, 1000, function(...) redis.call('ZREM', leases, ...) end)
-  each_part(leased, 1000, function(...) redis.call('ZADD', leases, ...) end)
+  tell('ZREM', leases, ended)
+  tell('ZADD', leases, leased)
   has_lease = {}
 end
 
@@ -130,8 +136,8 @@ local function write()
       removed[#removed + 1] = name
     end
   end
-  each_part(removed, 1000, function(...) redis.call('HDEL', hash, ...) end)
-  each_part(sets, 1000, function(...) redis.call('HSET', hash, ...) end)
+  tell('HDEL', hash, removed)
+  tell('HSET', hash, sets)
   write_leases()
 end
 
@@ -225,7 +231,7 @@ end
 -- summed up since: the ledger knows what was over by then. True if it was added.
 local function spend(account, kind, start, amount, age)
   local name = account .. '|' .. kind
-  if tonumber(get(name .. '@') or nil) ~= tonumber(start) then return false end
+  if tonumber(get(name .. '@') or nil) ~= start then return false end
   if age and now - age <= number(name .. '^') then return false end
   add(name .. '$', amount)
   return true
@@ -286,10 +292,10 @@ local function lacks_room(demand, limit, used) return demand > math.max(0, limit
 
 local function read_accounts()
   local accounts, names = {}, {'e', 'g|' .. me}
-  for i = 1, number_arg() do
-    local a = {name = arg(), rpm = number_arg(), tpm = number_arg(), places = number_arg(),
-      budget = number_arg(), kind = arg(), seed = number_arg(), seed_start = number_arg(),
-      seed_age = number_arg(), assumed = number_arg()}
+  for i = 1, arg() do
+    local a = {name = arg(), rpm = arg(), tpm = arg(), places = arg(),
+      budget = arg(), kind = arg(), seed = arg(), seed_start = arg(),
+      seed_age = arg(), assumed = arg()}
     accounts[i] = a
     for _, suffix in ipairs({'n', 'u', 'h', 'l', 'c', 'n' .. bucket, 'u' .. bucket}) do
       names[#names + 1] = a.name .. '|' .. suffix
@@ -317,8 +323,8 @@ local function spent_of(a)
 end
 
 local function reserve()
-  local id, tokens, wanted = arg(), number_arg(), number_arg()
-  local cost, wanted_cost = number_arg(), number_arg()
+  local id, tokens, wanted = arg(), arg(), arg()
+  local cost, wanted_cost = arg(), arg()
   local accounts, names = read_accounts()
   names[#names + 1] = 'i|' .. id
   fetch(names)
@@ -381,7 +387,7 @@ local missing = {}  -- leases that were to be renewed and are not there
 local ops = {}
 
 function ops.settle()
-  local id, tokens, cost, age = arg(), number_arg(), number_arg(), number_arg()
+  local id, tokens, cost, age = arg(), arg(), arg(), arg()
   local record = record_of(id)
   local counted = {}
   if record and not record.settled then
@@ -396,7 +402,7 @@ function ops.settle()
     keep_record(id, record)
   end
   -- a budget that nothing had been set aside in, or from which that was given back
-  for _ = 1, number_arg() do
+  for _ = 1, arg() do
     local account, kind, start = arg(), arg(), arg()
     if not counted[account] then spend(account, kind, start, cost, age) end
   end
@@ -422,12 +428,12 @@ end
 -- A request that a gateway let in by itself, or whose record was lost. What it cost, if it is known
 -- already, is told apart.
 function ops.adopt()
-  local id, in_windows, age = arg(), arg() == '1', number_arg()
-  local tokens, cost, settled = number_arg(), number_arg(), arg() == '1'
+  local id, in_windows, age = arg(), arg(), arg()
+  local tokens, cost, settled = arg(), arg(), arg()
   local there = record_of(id)
   local record = {bucket = math.floor((now - age) / width), tokens = tokens, cost = cost,
     settled = settled, accounts = {}, budgets = {}}
-  for i = 1, number_arg() do
+  for i = 1, arg() do
     local account, kind, start = arg(), arg(), arg()
     record.accounts[i] = account
     if not there then
@@ -445,18 +451,18 @@ function ops.adopt()
 end
 
 function ops.count()
-  local account, age, requests, tokens = arg(), number_arg(), number_arg(), number_arg()
+  local account, age, requests, tokens = arg(), arg(), arg(), arg()
   count_late(account, age, requests, tokens)
 end
 
 function ops.spend()
-  local account, kind, start, cost, age = arg(), arg(), arg(), number_arg(), number_arg()
+  local account, kind, start, cost, age = arg(), arg(), arg(), arg(), arg()
   spend(account, kind, start, cost, age)
 end
 
 function ops.renew()
   write_leases()
-  for _ = 1, number_arg() do
+  for _ = 1, arg() do
     local id = arg()
     if redis.call('ZSCORE', leases, id) then
       lease(id)
@@ -467,10 +473,10 @@ function ops.renew()
 end
 
 local function apply()
-  local number_of_batch, before, expected_epoch = number_arg(), number_arg(), arg()
-  local count = number_arg()
+  local number_of_batch, before, expected_epoch = arg(), arg(), arg()
+  local count = arg()
   -- what the batch builds on is gone: it has to be told from the beginning
-  if expected_epoch ~= '' and epoch() ~= expected_epoch then return {'lost', epoch(), now} end
+  if expected_epoch and epoch() ~= expected_epoch then return {'lost', epoch(), now} end
   local _, last = last_batch()
   if last < before then return {'gap', epoch(), now} end
   if number_of_batch > last then

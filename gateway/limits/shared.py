@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from itertools import count
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple
 
 from cache.redis_client import TROUBLE
@@ -75,17 +74,6 @@ class SharedReservation(BookReservation):
             self._book.release(self.holding, now_s)
             self._desk.over(self._in_flight, now_s)
             self._telling.soon(self._desk)
-
-    def __enter__(self) -> SharedReservation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class SharedLimiter:

@@ -86,6 +86,7 @@ class Sharing:
             question = self._sender.call(_NOBODY, "time", self._telling.generation)
             await self._keeping.connect(question, _CONNECT_S)
             await self._asking.connect(question, _CONNECT_S)
+            await self._asking.ask(question)  # in the time that a reservation has
             await self._telling.catch_up(self._keeping)
         except TROUBLE as error:
             self._breaker.probe_failed(monotonic())

@@ -18,7 +18,8 @@ from gateway.limits.link import LimitsLink
 from policies.limit_book import LimitBook
 
 _FORGET_AFTER_S = 600.0
-_PASSES = 3
+_PASSES = 4
+"""What was sent before, what is new, and what has come up meanwhile; one for a lost memory."""
 _DESKS_AT_ONCE = 16
 
 
@@ -51,12 +52,14 @@ class Telling:
     @property
     def backlog(self) -> int:
         """Entries that are yet to be told."""
-        return sum(desk.backlog for desk in self._desks.values())
+        return sum(desk.backlog for desk in list(self._desks.values()))
 
     @property
     def memory_losses(self) -> int:
         """Times that Redis had forgotten a tenant."""
-        return self._forgotten_losses + sum(desk.memory_losses for desk in self._desks.values())
+        return self._forgotten_losses + sum(
+            desk.memory_losses for desk in list(self._desks.values())
+        )
 
     def desk(self, tenant: str) -> Desk:
         """Made if it is not known."""

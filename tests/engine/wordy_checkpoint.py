@@ -16,9 +16,9 @@ import transformers
 from engine.tokenizer_definition import byte_letters
 from tests.engine.checkpoints import byte_tokenizer_definition, write_tokenizer
 
-TOKEN_KV_BYTES = 8192
-"""Of a token's KV in float32."""
 _HIDDEN, _LAYERS, _HEADS, _KV_HEADS = 512, 8, 8, 2
+TOKEN_KV_BYTES = 2 * _LAYERS * _KV_HEADS * (_HIDDEN // _HEADS) * 4
+"""What a token's KV takes in float32."""
 _GAIN = 1.2
 """Of every matrix: above one, so that an answer hangs on all of its prompt."""
 
