@@ -19,11 +19,13 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.registry import Collector
 
 from cache.block import Tier
 from cache.hashing import owner_tags
 from cache.report import CacheStats
 from engine.report import EngineStats, StepReport
+from gateway.batches.metrics import BatchCollector
 from gateway.cache_metrics import CacheCollector
 from gateway.dispatch_metrics import DispatchMetrics
 from gateway.fleet_metrics import FleetCollector
@@ -158,7 +160,9 @@ class Metrics:
         self.registry = RegistryCollector()
         self.limits = LimitsCollector()
         self.slo = SloCollector()
-        for collector in (self.fleet, self.ledger, self.limits, self.registry, self.slo):
+        self.batches = BatchCollector()
+        parts: tuple[Collector, ...] = (self.ledger, self.limits, self.registry, self.slo)
+        for collector in (self.fleet, *parts, self.batches):
             self._registry.register(collector)
         self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)

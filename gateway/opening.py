@@ -113,6 +113,7 @@ async def open_gateway(
                 open_batches(database, models, runtime, tenancy.lines)
             )
             tenancy.batches.use(batches)
+            metrics.batches.watch(lambda: batches.runner.counts)
         yield fleet
 
 

@@ -15,6 +15,7 @@ from gateway.batches.file_store import FileStore
 from gateway.batches.line_answer import LineAnswer
 from gateway.batches.line_runner import FindCaller, LineRunner
 from gateway.batches.line_store import LineKey, LineState, LineStore, Result, TakenLine
+from gateway.batches.metrics import BatchCounts
 from gateway.batches.output import OutputWriter, line_id
 from gateway.batches.pace import Pace
 from gateway.batches.patience import Patience
@@ -85,6 +86,7 @@ class BatchRunner:
         self._patience = Patience(tempo.pause_s)
         self._draining = False
         self._sweep_at_s = 0.0
+        self.counts = BatchCounts()
 
     @property
     def running(self) -> int:
@@ -146,7 +148,9 @@ class BatchRunner:
             return
         self._forget_paces()
         callers: dict[Waiting, Caller] = {}
-        for batch in await self._progress.runnable():
+        runnable = await self._progress.runnable()
+        self.counts.runnable = len(runnable)
+        for batch in runnable:
             # whoever does not know the key leaves its batches to others: they may know it
             if (caller := self._find_caller(batch.tenant, batch.key)) is not None:
                 callers[batch] = caller
@@ -180,6 +184,7 @@ class BatchRunner:
     ) -> None:
         work = tasks.create_task(self._answer(line, batch, caller))
         self._running[line.key] = _Running(batch, work)
+        self.counts.running = len(self._running)
         self._idle.clear()
         tasks.create_task(self._see_through(line.key, work))
 
@@ -207,6 +212,7 @@ class BatchRunner:
             _log.exception("a line's answer could not be written down", line=line_id(key))
         finally:
             del self._running[key]
+            self.counts.running = len(self._running)
             if not self._running:
                 self._idle.set()
             self._lines_wanted.set()
@@ -214,6 +220,7 @@ class BatchRunner:
     async def _write_down(self, key: LineKey, answer: LineAnswer | None) -> None:
         """However long it takes until the database answers: the answer has been paid for."""
         if answer is None or answer.status_code in _RETRIED:
+            self.counts.put_back += 1
             retry_after_s = None if answer is None else answer.retry_after_s
             pace = self._paces.setdefault(key.batch, Pace(self._tempo.pause_s))
             wait_s = pace.refused(monotonic(), retry_after_s)
@@ -221,8 +228,13 @@ class BatchRunner:
             return
         if (pace_of_batch := self._paces.get(key.batch)) is not None:
             pace_of_batch.answered()
-        if not await self._patience.insist(lambda: self._lines.finish(key, _result(answer))):
+        result = _result(answer)
+        if not await self._patience.insist(lambda: self._lines.finish(key, result)):
             _log.warning("a line's answer came after its lease was lost", line=line_id(key))
+        elif result.state is LineState.COMPLETED:
+            self.counts.answered += 1
+        else:
+            self.counts.failed += 1
 
     async def _renew(self) -> None:
         """Hold on to what runs here, and stop what is not ours to run any more."""
