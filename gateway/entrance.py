@@ -100,7 +100,8 @@ class _Settling:
     ) -> None:
         request = self._request
         outcome, _ = outcome_of(error)
-        if request.reservation is None or request.tenant is None or not is_charged(outcome):
+        charged = is_charged(outcome, batch=bool(request.batch))
+        if request.reservation is None or request.tenant is None or not charged:
             return
         usage = request.usage()
         request.reservation.settle(used_tokens(usage, request.tenant), request.cost_nusd(usage))
@@ -110,7 +111,13 @@ def asks_of(choices: Sequence[Choice], task: Task) -> list[Ask]:
     """One for each prompt of a task that has been planned."""
     says_length = task.generation.max_tokens is not None
     return [
-        Ask(route_request(choice.request), choice.prefix, task.generation.n, says_length)
+        Ask(
+            route_request(choice.request),
+            choice.prefix,
+            task.generation.n,
+            says_length,
+            max((each.tokens for each in choice.request.retention), default=0),
+        )
         for choice in {each.prompt_index: each for each in reversed(choices)}.values()
     ][::-1]
 

@@ -40,6 +40,7 @@ class HttpCall:
         self.started_s = monotonic()
         self.response_started = False
         self.status: int | None = None  # of the answer, once it has started
+        self.response_complete = False
         self.body_complete = False
         self.body_read_s: float | None = None
         self._scope = scope
@@ -112,6 +113,8 @@ class HttpCall:
 
     async def send(self, body: bytes, *, more: bool) -> None:
         """Send a piece of the body; waits while the client is behind with reading."""
+        # before it is: servers then say at once that the client is gone
+        self.response_complete = not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def answer(

@@ -36,7 +36,8 @@ class ends_with_client:  # noqa: N801 - it is used as a statement
     """Run the block until it is done or the client is gone; then ClientDisconnectedError leaves it.
 
     The body must have been read: from here on the connection has nothing more to say. A client that
-    closes only its sending half counts as gone, which is what makes a reset seen at once.
+    closes only its sending half counts as gone, which is what makes a reset seen at once. Who has
+    been sent the whole answer has got it, and may go.
     """
 
     __slots__ = ("_call", "_interruption", "_watcher")
@@ -61,4 +62,5 @@ class ends_with_client:  # noqa: N801 - it is used as a statement
     async def _watch(self) -> None:
         while (await self._call.receive())["type"] != "http.disconnect":
             pass
-        self._interruption.fire()
+        if not self._call.response_complete:
+            self._interruption.fire()

@@ -19,6 +19,8 @@ from gateway.settings_errors import ConfigError
 _BACKLOG = 2048
 HANDED_OVER = "FOREBAY_LISTEN_FDS"
 """The environment variable with the descriptors of sockets that were handed over: `5,6`."""
+WORKERS = "FOREBAY_WORKERS"
+"""The one that says how many processes share this one's port, itself included."""
 
 
 class PortUnavailable(Exception):

@@ -15,6 +15,7 @@ from gateway.ledger.opening import open_ledger
 from gateway.ledger.storage import Kept, StorageMeter
 from gateway.lifecycle import Lifecycle
 from gateway.limits.opening import open_limiter
+from gateway.listening import WORKERS
 from gateway.load_progress import ReportProgress
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -26,8 +27,6 @@ from gateway.settings_errors import ConfigError
 from gateway.state_dir import StateDir
 from gateway.tenancy import ModelTerms, Tenancy
 
-WORKERS = "FOREBAY_WORKERS"
-"""The environment variable that says how many processes share this one's port, itself included."""
 _LAST_SETTLEMENTS_S = 5.0
 
 

@@ -23,7 +23,7 @@ from gateway.tenants import KeyRing
 
 _log = structlog.get_logger("forebay.config")
 
-_RELOADABLE_MODEL_KEYS = ("remote", "aliases", "fallbacks", "replicas.count")
+_RELOADABLE_MODEL_KEYS = ("remote", "aliases", "fallbacks", "replicas.count", "max_queue_s")
 _RELOADABLE_MODEL_SECTIONS = ("price",)
 _RELOADABLE_SERVER_KEYS = frozenset(
     {"body_limit", "drain_s", "cors_origins", "trusted_proxies", "metrics"}

@@ -234,14 +234,14 @@ class Settings(Section):
 
     @field_validator("tenants")
     @classmethod
-    def _downgrades_have_a_model(
+    def _tenants_name_models(
         cls, value: tuple[TenantSettings, ...], others: ValidationInfo
     ) -> tuple[TenantSettings, ...]:
         models: tuple[ModelSettings, ...] = others.data.get("models", ())
         names = {model.name for model in models}
         for index, tenant in enumerate(value):
-            if names and tenant.slo.downgrade_to not in {None, *names}:
-                raise ValueError(f"item {index} has a slo.downgrade_to that is no model's name")
+            if names and (field := tenant.strange_model(names)) is not None:
+                raise ValueError(f"item {index} has a {field} that is no model's own name")
         return value
 
     @field_validator("tenants")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from policies.slo import OnOverload, Slo
 
 TENANT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 TENANT_ID_RULE = "must be 1 to 64 letters, digits or any of . _ @ -"
-_KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _DATABASE = re.compile(r"sqlite|postgresql://\S+")
 _MOST_USD = Decimal(1_000_000)
 
@@ -181,7 +181,7 @@ class KeySettings(Section):
     @field_validator("hash")
     @classmethod
     def _is_a_hash(cls, value: str | None) -> str | None:
-        if value is not None and not _KEY_HASH.fullmatch(value):
+        if value is not None and not KEY_HASH.fullmatch(value):
             raise ValueError(
                 "must be sha256: and 64 lower-case hex digits; `forebay keys hash` prints it"
             )
@@ -207,6 +207,13 @@ class TenantSettings(Section):
     slo: SloSettings = SloSettings()
     cache: TenantCacheSettings = TenantCacheSettings()
     receipt: Switch = True
+
+    def strange_model(self, models: Collection[str]) -> str | None:
+        """The field that names a model which is none of `models`; None if all are."""
+        if self.slo.downgrade_to not in {None, *models}:
+            return "slo.downgrade_to"
+        strange = next((name for name in self.limits.models if name not in models), None)
+        return None if strange is None else "name in limits.models"
 
     @field_validator("id")
     @classmethod

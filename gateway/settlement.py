@@ -75,7 +75,7 @@ def _account(
         if status == 503:
             tenancy.slo.shed(tenant, model.name, promised=request.promised)
         return None
-    charged = is_charged(outcome)
+    charged = is_charged(outcome, batch=bool(request.batch))
     cost_nusd = request.cost_nusd(usage) if charged else 0
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
     met = None

@@ -105,6 +105,15 @@ class RotateBody(Section):
     expires_in: Annotated[LongDurationS, Field(gt=0)] | None = None
 
 
+def queried_tenant(query: Mapping[str, str]) -> str | None:
+    """The `tenant` that is asked about, None for all; it may be one that is gone. Raises a 400
+    ApiError for what no tenant was ever called."""
+    tenant = query.get("tenant")
+    if tenant is not None and not TENANT_ID.fullmatch(tenant):
+        raise bad_request(f"tenant {TENANT_ID_RULE}.", param="tenant")
+    return tenant
+
+
 async def body_object(call: HttpCall, limit_bytes: int) -> dict[str, object]:
     """The call's JSON object; no body at all is an empty one. Raises ApiError."""
     body = await read_body(call, limit_bytes)

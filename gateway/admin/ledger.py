@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from gateway.admin.auth import require_operator
+from gateway.admin.bodies import queried_tenant
 from gateway.errors import bad_request
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
@@ -37,6 +38,7 @@ class LedgerAdmin:
             raise bad_request(f"format must be one of {', '.join(FORMATS)}.", param="format")
         content_type, head, lines = FORMATS[wanted]
         period = read_period(query, time.time(), longest_s=None)
+        tenant = queried_tenant(query)
         book = opened(self._book())
         headers = [
             (b"content-type", content_type),
@@ -49,7 +51,7 @@ class LedgerAdmin:
             return
         async with (
             ends_with_client(call),
-            aclosing(book.pages(period.start_s, period.end_s, query.get("tenant"))) as pages,
+            aclosing(book.pages(period.start_s, period.end_s, tenant)) as pages,
         ):
             body = head()
             try:

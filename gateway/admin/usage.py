@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from gateway.admin.auth import require_operator
+from gateway.admin.bodies import queried_tenant
 from gateway.http_call import HttpCall
 from gateway.ledger.book import LedgerBook
 from gateway.ledger.usage_answer import read_usage_query, usage_answer
@@ -26,5 +27,5 @@ class UsageAdmin:
         require_operator(call, self._runtime.current)
         now_s = time.time()
         query = call.query()
-        wanted = read_usage_query(query, now_s, tenant=query.get("tenant"), by_tenant=True)
+        wanted = read_usage_query(query, now_s, tenant=queried_tenant(query), by_tenant=True)
         await call.answer_json(await usage_answer(self._book(), wanted, now_s))

@@ -30,6 +30,8 @@ _BYTES_PER_TOKEN = 4
 take the time of requests that somebody waits for."""
 _UNKNOWN_OUTPUT_TOKENS = 4096
 """Where neither the line nor the model says how long an answer may become."""
+_MOST_TOKENS = (1 << 31) - 1
+"""Of a line, whatever it asks for: sums of them must fit the database's integers."""
 
 
 class LineRefused(Exception):
@@ -116,7 +118,7 @@ class LineCheck:
         prompt = _prompt_tokens(body.get("messages" if self._endpoint is CHAT else "prompt"))
         if longest is None:
             longest = _room(model, prompt)
-        return prompt + choices * longest
+        return min(_MOST_TOKENS, prompt + choices * longest)
 
 
 def _prompts(body: Mapping[str, object]) -> int:

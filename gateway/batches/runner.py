@@ -32,6 +32,8 @@ _SWEEP_S = 300.0
 _LET_GO_S = 5.0
 _RETRIED = frozenset({408, 429, 502, 503, 504})
 """Answers that say nothing of the line: it is tried again until its batch's window is over."""
+_NEVER_FITS = "request_exceeds_limit"
+"""Of a 429: the line alone is more than a limit allows, so that waiting does not help it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ class BatchRunner:
 
     async def _write_down(self, key: LineKey, answer: LineAnswer | None) -> None:
         """However long it takes until the database answers: the answer has been paid for."""
-        if answer is None or answer.status_code in _RETRIED:
+        if answer is None or _comes_again(answer):
             self.counts.put_back += 1
             retry_after_s = None if answer is None else answer.retry_after_s
             pace = self._paces.setdefault(key.batch, Pace(self._tempo.pause_s))
@@ -295,6 +297,13 @@ class BatchRunner:
         else:
             if lines:
                 _log.info("lines of batches are left to others", lines=lines)
+
+
+def _comes_again(answer: LineAnswer) -> bool:
+    """Whether the line may fare better later."""
+    error = answer.body.get("error")
+    code = error.get("code") if isinstance(error, dict) else None
+    return answer.status_code in _RETRIED and code != _NEVER_FITS
 
 
 def _result(answer: LineAnswer) -> Result:

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 
 import structlog
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,7 +29,7 @@ Clock = Callable[[AsyncConnection], Awaitable[float]]
 """Unix seconds, for whoever uses the same database."""
 
 _RETRY_S = 5
-_OUR_MISTAKES = (IntegrityError, NotSupportedError, ProgrammingError)
+_OUR_MISTAKES = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
 
 
 async def database_time(connection: AsyncConnection) -> float:

@@ -43,6 +43,9 @@ class Validation:
         """Begin the batch or fail it; it must have been claimed. Raises LeaseLost."""
         try:
             lines, tokens, errors = await self._read(batch, tenant, settings)
+            begun = not errors and await self._progress.begin(
+                batch, lines, tokens, tenant.enqueued_tokens
+            )
         except LeaseLost:
             raise
         except Exception as error:
@@ -54,7 +57,7 @@ class Validation:
             return
         if errors:
             await self._progress.fail(batch, tuple(errors))
-        elif not await self._progress.begin(batch, lines, tokens, tenant.enqueued_tokens):
+        elif not begun:
             full = BatchError(
                 "token_limit_exceeded",
                 f"This tenant's batches may have {tenant.enqueued_tokens} tokens in line, and with "

@@ -12,6 +12,7 @@ from gateway.reload import ConfigSource
 from gateway.settings import ModelSettings
 from gateway.settings_cache import CacheSettings
 from gateway.settings_redis import OFF, RedisSettings, shown_url
+from gateway.settings_tenants import TenantSettings
 
 
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]) -> None:
@@ -27,11 +28,35 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
     for model in settings.models:
         typer.echo(f"model {model.name}: {_described(model, redis)}")
     for tenant in settings.tenants:
-        limit = tenant.limits.concurrency
         typer.echo(
             f"tenant {tenant.id}: {len(tenant.keys)} key(s), models {', '.join(tenant.models)}, "
-            f"concurrency {'unlimited' if limit is None else limit}, cache {tenant.cache.scope}"
+            f"{tenant.service_class}, weight {tenant.weight:g}, {_limits(tenant)}, "
+            f"{_promise(tenant)}, cache {tenant.cache.scope}"
         )
+
+
+def _limits(tenant: TenantSettings) -> str:
+    """What it may use."""
+    limits = tenant.limits
+    named = {
+        "requests/min": limits.rpm,
+        "tokens/min": limits.tpm,
+        "at once": limits.concurrency,
+    }
+    said = [f"{value} {unit}" for unit, value in named.items() if value is not None]
+    if (budget := limits.budget_usd) is not None:
+        said.append(f"{budget.amount} USD a {budget.per}")
+    return "limits " + ", ".join(said) if said else "no limits"
+
+
+def _promise(tenant: TenantSettings) -> str:
+    """What it was promised."""
+    slo = tenant.slo
+    named = {"TTFT": slo.ttft_ms, "TPOT": slo.tpot_ms}
+    said = [f"{name} {value:g} ms" for name, value in named.items() if value is not None]
+    if not said:
+        return "nothing promised"
+    return f"promised {' and '.join(said)} for {slo.target:.4g} of requests, else {slo.on_overload}"
 
 
 def _described(model: ModelSettings, redis: RedisSettings) -> str:

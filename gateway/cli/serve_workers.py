@@ -20,7 +20,7 @@ import gateway.die_with_parent
 from gateway.cli.workers import Workers
 from gateway.credentials import known_secrets, server_secret
 from gateway.embedded_redis import embedded_redis
-from gateway.listening import HANDED_OVER, check_tls
+from gateway.listening import HANDED_OVER, WORKERS, check_tls
 from gateway.logs import configure_logging
 from gateway.reload import ConfigSource
 from gateway.settings import Settings
@@ -70,7 +70,8 @@ def serve_with_workers(
         command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *flags]
 
         async def spawn(index: int) -> Process:
-            return await start_worker([port, *own[index : index + 1]], command, environ)
+            ports = [port, *own[index : index + 1]]
+            return await start_worker(ports, command, {**environ, WORKERS: str(count)})
 
         code = asyncio.run(Workers(count, spawn).run())
         if code > 128:

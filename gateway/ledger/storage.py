@@ -70,13 +70,13 @@ class StorageMeter:
         self._known: dict[tuple[Place, float], _Known] = {}
 
     async def run(self, every_s: float = _LOOK_S) -> None:
-        """Look again and again, until cancelled."""
+        """Look again and again, until cancelled; not at once, when there are other things to do."""
         while True:
+            await asyncio.sleep(every_s)
             try:
                 await self.look()
             except Exception:  # noqa: BLE001 - whatever it was: nobody else charges for them
                 _log.exception("named prefixes could not be charged")
-            await asyncio.sleep(every_s)
 
     async def look(self) -> None:
         """See what is kept now, and charge for what is over. One that was deleted is charged until

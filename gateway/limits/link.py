@@ -17,6 +17,7 @@ from gateway.limits.script import SCRIPT
 _MOST_AT_ONCE = 32
 _HELD_UP_S = 0.01
 """A timer that comes so late says that the event loop was held up, and not Redis."""
+_CANCEL_AGAIN_S = 0.1
 
 
 class _Asked:
@@ -79,8 +80,19 @@ class LimitsLink:
     async def connect(self, command: Command, timeout_s: float) -> None:
         """Make the connection, which may take longer than an exchange, and try a command on it.
         Raises TROUBLE."""
-        async with asyncio.timeout(timeout_s):
-            (answer,) = await self._send([command])
+        while self._running is not None:  # one that is being ended
+            await asyncio.wait([self._running])
+        # a task of its own: redis's client may swallow a cancellation (Python 3.11's wait_for),
+        # and who connects must end when it is told to
+        task = self._running = asyncio.create_task(self._send([command]))
+        task.add_done_callback(self._connected)
+        try:
+            await asyncio.wait([task], timeout=timeout_s)
+        finally:
+            task.cancel()
+        if not task.done():
+            raise TimeoutError
+        (answer,) = task.result()
         if isinstance(answer, BaseException):
             raise answer
 
@@ -88,7 +100,13 @@ class LimitsLink:
         """End what is under way."""
         while self._running is not None:
             self._running.cancel()
-            await asyncio.wait([self._running])
+            await asyncio.wait([self._running], timeout=_CANCEL_AGAIN_S)
+
+    def _connected(self, task: asyncio.Task[list[Any]]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # who connects has seen it, or does not want to know
+        self._pump()
 
     def _pump(self) -> None:
         if self._running is not None or not self._waiting:

@@ -79,8 +79,8 @@ def misfit_of(
 ) -> Misfit | None:
     """Why `tenant` cannot be used with these models beside these others, None if it can: what the
     file's validation says of all tenants together."""
-    if tenant.slo.downgrade_to not in {None, *(model.name for model in settings.models)}:
-        return Misfit("slo.downgrade_to", "is no model's name")
+    if (field := tenant.strange_model([model.name for model in settings.models])) is not None:
+        return Misfit(field, "is no model's own name")
     if tenant.cache.device_floor or tenant.cache.dram_floor:
         caches = [model.cache for model in settings.models]
         try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 from sqlalchemy import Row, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.database.migrations import REGISTRY_VERSION
 from gateway.database.schema import keys, meta, tenants
 from gateway.registry.records import Overlay, RuntimeKey, RuntimeTenant
-from gateway.settings_tenants import LimitSettings, TenantSettings
+from gateway.settings_tenants import KEY_HASH, LimitSettings, TenantSettings
 
 _UNREADABLE = "its settings are none that this version knows"
+_UNUSABLE = (ValueError, TypeError)
+"""What settings raise that are not right, or not even JSON: one row must not put out all others."""
 
 
 async def read_version(connection: AsyncConnection) -> int:
@@ -37,13 +40,10 @@ async def read_overlay(connection: AsyncConnection) -> Overlay:
     """All that is in use, of one moment if the transaction sees one."""
     unreadable: dict[str, str] = {}
     found_tenants = await read_tenants(connection, unreadable)
-    found_keys = []
-    for row in await connection.execute(select(keys).where(keys.c.revoked_s.is_(None))):
-        try:
-            found_keys.append(_key(row))
-        except ValidationError:
-            unreadable[row.id] = _UNREADABLE
+    rows = (await connection.execute(select(keys).where(keys.c.revoked_s.is_(None)))).all()
     version = await read_version(connection)
+    # there may be many: not on the event loop
+    found_keys = await asyncio.to_thread(_usable_keys, rows, unreadable)
     return Overlay(version, tuple(found_tenants), tuple(found_keys), unreadable)
 
 
@@ -58,7 +58,7 @@ async def read_tenants(
     ):
         try:
             found.append(_tenant(row))
-        except ValidationError:
+        except _UNUSABLE:
             unreadable[row.id] = _UNREADABLE
     return found
 
@@ -68,7 +68,7 @@ async def read_tenant(connection: AsyncConnection, tenant_id: str) -> RuntimeTen
     row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).first()
     try:
         return None if row is None else _tenant(row)
-    except ValidationError:
+    except _UNUSABLE:
         return None
 
 
@@ -186,7 +186,19 @@ def _tenant(row: Row[Any]) -> RuntimeTenant:
     return RuntimeTenant(settings, row.created_s, row.updated_s)
 
 
+def _usable_keys(rows: Iterable[Row[Any]], unreadable: dict[str, str]) -> list[RuntimeKey]:
+    found = []
+    for row in rows:
+        try:
+            found.append(_key(row))
+        except _UNUSABLE:
+            unreadable[row.id] = _UNREADABLE
+    return found
+
+
 def _key(row: Row[Any]) -> RuntimeKey:
+    if not KEY_HASH.fullmatch(row.hash):
+        raise ValueError("this is no key's hash")
     return _key_with(row, LimitSettings.model_validate(orjson.loads(row.limits)))
 
 
@@ -194,7 +206,7 @@ def _shown_key(row: Row[Any]) -> RuntimeKey:
     """A key to be listed or revoked, whatever its limits look like."""
     try:
         return _key(row)
-    except ValidationError:
+    except _UNUSABLE:
         return _key_with(row, LimitSettings())
 
 

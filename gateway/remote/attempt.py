@@ -132,11 +132,6 @@ class Attempt:
         self.placement.answered(-(-(self._tokens or self._events) // self._errand.body.choices))
         self._own.end()
 
-    @property
-    def prompt_tokens(self) -> int:
-        """As far as is known before the server tells."""
-        return self._errand.prompt.tokens
-
     def note_tokens(self, events: int) -> None:
         """So many events of a streamed answer have come; the first time, it has begun."""
         self._last_s = monotonic()

@@ -24,6 +24,8 @@ _NARROWING = ("prompt_cache_key", "cache_salt", "extra_key")
 _TAKES_SEEDS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang", "llama.cpp", "forebay"})
 _TAKES_SALTS: frozenset[RemoteEngine] = frozenset({"vllm", "sglang"})
 _MAX_PROMPTS = 2048
+_MOST_TOKENS = (1 << 31) - 1
+"""Of an answer. No server makes so many; beyond, sums would not fit where limits are kept."""
 _OWN_IDS = ("request_id", "rid", "session_id")
 """Under these vLLM and SGLang would take a client's word for the name of a request or a session;
 two tenants could choose the same."""
@@ -141,8 +143,8 @@ def _count_prompts(fields: Fields) -> int:
 def _read_max_tokens(fields: Fields, endpoint: EndpointName) -> int | None:
     scores = endpoint == "completions" and fields.value("echo") is True
     least = 0 if scores else 1
-    newer = fields.integer("max_completion_tokens", least)
-    older = fields.integer("max_tokens", least)
+    newer = fields.integer("max_completion_tokens", least, _MOST_TOKENS)
+    older = fields.integer("max_tokens", least, _MOST_TOKENS)
     if newer is not None:
         return newer
     if older is None and endpoint == "completions":

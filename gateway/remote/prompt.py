@@ -47,7 +47,8 @@ _SHAPES_THE_PROMPT = (
 
 class RoutedPrompt(NamedTuple):
     """`tokens` are exact if they were counted with the model's own tokenizer, else an estimate, in
-    whose unit the prefix's links are too."""
+    whose unit the prefix's links are too. Of several prompts they are the sum, of which those
+    behind the first one are an estimate in any case."""
 
     tokens: int
     exact: bool
@@ -79,6 +80,7 @@ async def routed_prompt(body: RelayBody, model: RemoteModel, root: bytes | None)
     unknown ways, by its text. Of several prompts the first is followed.
     """
     ids = await _token_ids(body, model)
+    further = _further_tokens(body)
     if ids is not None:
         token_bytes = token_bytes_of(ids)
         links = (
@@ -86,13 +88,13 @@ async def routed_prompt(body: RelayBody, model: RemoteModel, root: bytes | None)
             if root is None
             else Prefix(lambda size: prompt_links(root, token_bytes, block_tokens=size))
         )
-        return RoutedPrompt(len(ids), True, links)
+        return RoutedPrompt(len(ids) + further, True, links)
     text = canonical_text(body)
     followed = text[:_FOLLOWED_BYTES]
     prefix = UNKNOWN
     if root is not None:
         prefix = Prefix(lambda size: _of_size(text_links(root, followed), size))
-    return RoutedPrompt(len(text) // _BYTES_PER_TOKEN, False, prefix)
+    return RoutedPrompt(len(text) // _BYTES_PER_TOKEN + further, False, prefix)
 
 
 def canonical_text(body: RelayBody) -> bytes:
@@ -142,6 +144,17 @@ def _first_prompt(values: Mapping[str, object]) -> object:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return prompt[0]
     return prompt
+
+
+def _further_tokens(body: RelayBody) -> int:
+    """About how many the prompts behind the first one have."""
+    prompt = body.values.get("prompt") if body.endpoint == "completions" else None
+    if not isinstance(prompt, list) or not isinstance(prompt[0], str | list):
+        return 0
+    return sum(
+        len(each) if isinstance(each, list) else -(-len(str(each).encode()) // _BYTES_PER_TOKEN)
+        for each in prompt[1:]
+    )
 
 
 def _valid_ids(prompt: object, vocab_size: int) -> Sequence[int] | None:

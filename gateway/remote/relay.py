@@ -111,6 +111,7 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
         async with in_time(request.terms):
             while answer is None:
                 async with course.at_a_replica(had_begun=False) as placement:
+                    _note_sent(request, errand)
                     answer = await read_whole(
                         Attempt(errand, placement, course.predicted_ttft_s),
                         model.name,
@@ -119,7 +120,7 @@ async def _whole(request: Request, course: Course, errand: Errand, model: Remote
                     )
     except OutOfTime:
         raise out_of_time() from None
-    _note_usage(request, errand, answer.usage)
+    _note_usage(request, answer.usage)
     cached = 0 if answer.usage is None else answer.usage.cached_tokens or 0
     headers = _receipt(request, course)
     if request.shows_receipt:
@@ -139,7 +140,7 @@ async def _stream(
         try:
             async with in_time(request.terms):
                 await _pass_on(request, course, errand, chunks, outlet)
-            _note_usage(request, errand, chunks.usage)
+            _note_usage(request, chunks.usage)
         except AnswerDiffers as differs:
             await _break_off(outlet, _cannot_go_on(), differs)
         except OutOfTime:
@@ -154,6 +155,7 @@ async def _pass_on(
     whole = False
     while not whole:
         async with course.at_a_replica(had_begun=chunks.has_content) as placement:
+            _note_sent(request, errand)
             await relay_stream(
                 Attempt(errand, placement, course.predicted_ttft_s), chunks, outlet, request
             )
@@ -168,13 +170,18 @@ async def _break_off(outlet: Outlet, failure: ApiError, cause: Exception | None)
     raise failure from cause
 
 
-def _note_usage(request: Request, errand: Errand, usage: ReportedUsage | None) -> None:
+def _note_sent(request: Request, errand: Errand) -> None:
+    """A server has the prompt: that much is used, whoever leaves before the server says so."""
+    if request.relayed is not None:
+        request.relayed.prompt_tokens = errand.prompt.tokens
+
+
+def _note_usage(request: Request, usage: ReportedUsage | None) -> None:
     """What the server said that it cost; where it said nothing, what was counted stays."""
     relayed = request.relayed
     if relayed is None:
         return
     if usage is None:
-        relayed.prompt_tokens = errand.prompt.tokens
         return
     relayed.prompt_tokens = usage.prompt_tokens
     relayed.cached_tokens = usage.cached_tokens or 0

@@ -92,6 +92,5 @@ def _take(
             request.note_text()
         if request.relayed is not None:
             # what is known should the answer break off: its usage comes at its end
-            request.relayed.prompt_tokens = attempt.prompt_tokens
             request.relayed.completion_tokens = chunks.content_events
     return len(events), frames, failure

@@ -19,9 +19,14 @@ Priced = Callable[[ReportedUsage], ReportedUsage]
 """Adds what the answer costs to what the client is told."""
 
 
+_MOST_TOKENS = (1 << 31) - 1
+"""A count beyond this is none: sums of them are money, and must fit where that is kept."""
+
+
 def read_usage(value: object) -> ReportedUsage | None:
     """A server's `usage`; None if it is none. What it says stays as it is, a zero too, but that
-    `prompt_tokens_details.cached_tokens` is always an integer."""
+    `prompt_tokens_details.cached_tokens` is always an integer, and no more than `prompt_tokens`, of
+    which it is a part."""
     if not isinstance(value, dict):
         return None
     prompt, completion = _count(value.get("prompt_tokens")), _count(value.get("completion_tokens"))
@@ -30,6 +35,8 @@ def read_usage(value: object) -> ReportedUsage | None:
     given = value.get("prompt_tokens_details")
     details = given if isinstance(given, dict) else {}
     cached = _count(details.get("cached_tokens"))
+    if cached is not None:
+        cached = min(cached, prompt)
     wire = {
         **value,
         "completion_tokens": completion or 0,
@@ -40,4 +47,4 @@ def read_usage(value: object) -> ReportedUsage | None:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None

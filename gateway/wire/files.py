@@ -50,8 +50,11 @@ def read_listing(query: Mapping[str, str]) -> Listing:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise bad_request("order must be asc or desc.", param="order")
+    purpose = query.get("purpose")
+    if purpose is not None and not purpose.isprintable():
+        raise bad_request("purpose must be printable text.", param="purpose")
     return Listing(
-        purpose=query.get("purpose"),
+        purpose=purpose,
         after=read_after(query, "file-"),
         limit=read_limit(query, _MOST_LISTED, _MOST_LISTED),
         ascending=order == "asc",

@@ -88,7 +88,8 @@ def test_check_says_what_a_file_amounts_to(
         "model tiny: bundled, 1 replica(s) in-process, device auto, dtype auto, context 2048, "
         "batch 16, "
         "KV on device, DRAM, Redis",
-        "tenant acme: 1 key(s), models *, concurrency 4, cache tenant",
+        "tenant acme: 1 key(s), models *, standard, weight 1, limits 4 at once, nothing promised, "
+        "cache tenant",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import given, settings
@@ -50,6 +51,22 @@ def test_an_answer_of_open_length_needs_one_token_and_wants_about_twice_the_usua
 def test_choices_share_their_prompt_and_prompts_add_up():
     demand = demand_of([ask(100, 10, choices=3), ask(50, 10, choices=3)], [0, 0], tenant(), FREE)
     assert demand.tokens == 150 + 60
+
+
+def test_what_is_to_be_kept_is_reserved_at_its_price():
+    kept = Ask(RouteRequest(100, 50), UNKNOWN, kept_tokens=80)
+    price = replace(PRICE, cache_write=Decimal(2))
+    without = demand_of([ask(100, 50)], [0], tenant(), price)
+    assert demand_of([kept], [0], tenant(), price).cost_nusd == without.cost_nusd + 80 * 2000
+    found = demand_of([ask(100, 50)], [60], tenant(), price)
+    assert demand_of([kept], [60], tenant(), price).cost_nusd == found.cost_nusd + 20 * 2000
+
+
+def test_a_demand_beyond_all_bounds_is_one_that_counters_can_hold():
+    endless = demand_of(
+        [ask(100, 1 << 31, choices=1 << 18)], [0], tenant(), replace(PRICE, output=Decimal(10**6))
+    )
+    assert endless.cost_nusd == endless.wanted_cost_nusd == 1 << 53
 
 
 def test_batches_pay_less():

@@ -186,7 +186,7 @@ def test_what_is_promised_to_a_tenant(tmp_path: Path) -> None:
     text = with_tenant(
         "class: interactive, weight: 2, models: [small*], "
         "limits: {rpm: 600, tpm: 200000, concurrency: 16, cached_weight: 0.25, "
-        "enqueued_tokens: 1000, budget_usd: {amount: 50.10, per: day}, models: {m: {rpm: 6}}}, "
+        "enqueued_tokens: 1000, budget_usd: {amount: 50.10, per: day}, models: {tiny: {rpm: 6}}}, "
         "slo: {ttft_ms: 500, tpot_ms: 120, target: 0.99, on_overload: queue, max_queue_ms: 2000}"
     )
     tenant = tenant_of(load(tmp_path, text).tenants[0])
@@ -196,7 +196,7 @@ def test_what_is_promised_to_a_tenant(tmp_path: Path) -> None:
         service_class=ServiceClass.INTERACTIVE,
         weight=2.0,
         limits=Limits(600, 200_000, 16, 50_100_000_000, "day"),
-        model_limits={"m": Limits(rpm=6)},
+        model_limits={"tiny": Limits(rpm=6)},
         cached_weight=0.25,
         enqueued_tokens=1000,
         slo=Slo(0.5, 0.12, 0.99, "queue", None, 2.0),
@@ -237,7 +237,12 @@ def test_a_tenant_of_whom_nothing_is_said_has_no_limits_and_no_promise(tmp_path:
         (
             "slo: {on_overload: downgrade, downgrade_to: nope}",
             None,
-            "item 0 has a slo.downgrade_to that is no model's name",
+            "item 0 has a slo.downgrade_to that is no model's own name",
+        ),
+        (
+            "limits: {models: {tinny: {rpm: 1}}}",
+            None,
+            "item 0 has a name in limits.models that is no model's own name",
         ),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import httpx
 import pytest
 
 from gateway.errors import limit_exceeded, unavailable
@@ -163,6 +164,43 @@ async def test_a_client_that_leaves_pays_for_what_was_computed():
     assert 20 <= row.output_tokens < 400
     assert row.cost_nusd == 5 * 1000 + row.output_tokens * 2000
     assert books.reserved[0].settled == [(5 + row.output_tokens, row.cost_nusd)]
+    assert not books.reserved[0].held
+
+
+async def test_what_was_answered_to_its_end_is_no_client_that_left():
+    """A server says that the client is gone as soon as it has the whole answer."""
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(b"abcd", step_s=0.001))
+    async with stage.served() as port, httpx.AsyncClient() as client:
+        response = await client.post(
+            f"http://127.0.0.1:{port}{CHAT}",
+            json=chat(stream=True, n=3, temperature=1),
+            headers={"authorization": f"Bearer {K1}"},
+        )
+        assert events(response.text)[-1] == "[DONE]"
+        await eventually(lambda: books.rows)
+    assert books.rows[0].outcome == "success"
+
+
+async def test_a_line_of_a_batch_that_is_cut_off_costs_nothing_as_it_is_run_again():
+    books = Books()
+    stage = stage_with(books, replica=ScriptedReplica(b"x" * 400, step_s=0.005))
+    assert stage.app is not None
+    lines = stage.tenancy.lines
+    assert lines is not None
+    caller = stage.runtime.current.key_ring.identify(f"Bearer {K1}")
+    body = prompt("hello", max_tokens=400)
+    line = asyncio.create_task(
+        lines.run(caller, COMPLETIONS, body, batch_id="batch_1", line_id="line-1")
+    )
+    await eventually(lambda: stage.replica.generated >= 20)
+    line.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await line
+    (row,) = books.rows
+    assert (row.outcome, row.batch, row.cost_nusd) == ("cancelled", "batch_1", 0)
+    assert row.output_tokens >= 20
+    assert books.reserved[0].settled == []
     assert not books.reserved[0].held
 
 

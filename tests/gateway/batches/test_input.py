@@ -197,3 +197,17 @@ async def test_tokens_in_line_are_bounded(database: Database):
         await stage.post(f"/v1/batches/{first}/cancel")
         await stage.until(first, "cancelled")
         await stage.until(await stage.begin(lines(4)), "in_progress")
+
+
+async def test_lines_that_ask_for_ever_so_much_hold_up_nobody(database: Database):
+    """Sums of what they ask for are numbers that the database takes."""
+    stage = BatchStage(database)
+    async with stage.gateway(FakeLines()):
+        made = []
+        for most in (2**62, 10**25):
+            greedy = (line(f"l{number}", body={"max_tokens": most}) for number in range(4))
+            made.append(await stage.begin(jsonl(*greedy)))
+        others = await stage.begin(lines(1), K2)
+        assert await stage.until(others, "completed", key=K2)
+        for batch in made:
+            assert await stage.until(batch, "completed")

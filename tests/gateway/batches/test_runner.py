@@ -95,6 +95,7 @@ async def test_what_says_nothing_of_the_line_is_tried_again(sqlite: Database, fi
         (answered("wrong", 400), 400),
         (answered("ours", 500), 500),
         (ZeroDivisionError(), 500),
+        (answered("request_exceeds_limit", 429), 429),
     ],
 )
 async def test_what_would_not_get_better_is_an_error(sqlite: Database, final: Any, status: int):

@@ -70,6 +70,29 @@ async def test_an_answer_that_nobody_waits_for_is_reported(link: LimitsLink) -> 
     assert await link.ask(("GET", "n")) == b"1"
 
 
+async def test_connecting_takes_its_time_and_ends_when_it_is_told_to(
+    link: LimitsLink, valkey: Valkey
+) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    await link.connect(("PING",), 5.0)
+    assert await link.ask(("PING",)) == b"PONG"
+    valkey.freeze()
+    try:
+        with pytest.raises(TimeoutError):
+            await link.connect(("PING",), 0.05)
+        connecting = asyncio.create_task(link.connect(("PING",), 60.0))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+    finally:
+        valkey.thaw()
+    with pytest.raises(ResponseError):
+        await link.connect(("PING", "too", "many"), 5.0)
+    assert complaints == []
+
+
 async def test_nobody_there(tmp_path: Path) -> None:
     client = open_control_client(f"unix://{tmp_path}/none.sock", timeout_s=5.0)
     link = LimitsLink(client, timeout_s=0.2)

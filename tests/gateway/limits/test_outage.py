@@ -355,3 +355,26 @@ async def test_a_place_that_was_given_to_others_meanwhile_is_counted_again(
                 held.settle(30, 30)
             await told(cut_off)
             assert kept(valkey, "t|n", "t|u", "t|c", "t|d$") == [2, 40, 0, 40]
+
+
+async def test_a_server_that_takes_nothing_more_is_told_when_it_does(valkey: Valkey) -> None:
+    who = caller(Limits(rpm=10_000, tpm=10**6))
+    async with shared(valkey.url, gateways=1) as limiter:
+        assert await run(limiter, who)
+        await told(limiter)
+        with valkey.client() as client:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "1")
+            await lost(limiter, who)
+            until_s = time.monotonic() + 1.0  # several probes, each of which finds it so
+            requests = 2
+            while time.monotonic() < until_s:
+                assert await run(limiter, who)
+                requests += 1
+                await asyncio.sleep(0.001)
+            assert requests > 100
+            assert limiter.counts.journal < 20
+            assert limiter.counts.outages == 1
+            client.config_set("maxmemory", "0")
+        await back(limiter)
+        assert kept(valkey, "t|n", "t|u", "t|c") == [requests, requests, 0]

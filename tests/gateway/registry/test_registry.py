@@ -341,6 +341,30 @@ async def test_what_this_version_cannot_read_is_left_out_and_said(sqlite: Place)
         assert '{"rpm": "lots"}' in await everything_of(sqlite)
 
 
+@pytest.mark.parametrize(
+    ("settings", "limits", "hashed"),
+    [("{", "{}", ""), ("[7]", "{}", ""), ("{}", "{", ""), ("{}", "{}", "no-hash")],
+)
+async def test_a_row_that_somebody_has_spoilt_puts_out_no_other(
+    sqlite: Place, settings: str, limits: str, hashed: str
+) -> None:
+    async with sqlite.open() as database:
+        async with following(database) as gateway:
+            await gateway.registry.create_tenant(tenant("spoilt"), deed())
+            made = await gateway.registry.create_key("spoilt", deed())
+            other = await gateway.registry.create_key("acme", deed())
+        async with database.begin() as connection:
+            await connection.execute(update(tenants).values(settings=settings))
+            spoilt = {"limits": limits, "hash": hashed or made.record.hashed}
+            await connection.execute(
+                update(keys).where(keys.c.id == made.record.id).values(**spoilt)
+            )
+        async with following(database) as gateway:
+            assert gateway.admits(other.plain)
+            assert not gateway.admits(made.plain)
+            assert made.record.id in gateway.runtime.problems
+
+
 async def test_what_a_later_version_has_changed_is_not_taken_for_deleted(sqlite: Place) -> None:
     async with two_gateways(sqlite) as (one, other):
         await one.registry.create_tenant(tenant("beta"), deed())

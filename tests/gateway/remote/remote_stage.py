@@ -24,7 +24,7 @@ from gateway.http_disconnect import ends_with_client
 from gateway.reload import Snapshot
 from gateway.remote.model import RemoteModel, make_remote_model
 from gateway.remote.probes import ProbeTimes
-from gateway.remote.relay import relay
+from gateway.remote.relay import LetIn, relay
 from gateway.remote.replica import RemoteReplica, RemoteTimes, open_remote_replica
 from gateway.request import Request
 from gateway.settings import Settings
@@ -94,6 +94,7 @@ class RemoteStage:
     stream_times: StreamTimes = field(default_factory=StreamTimes)
     tokenizer: Any = None
     template: Any = None
+    let_in: LetIn = field(default_factory=lambda: _let_in)
     changes: int = 0
     restarts: int = 0
 
@@ -245,7 +246,7 @@ class Call:
                     self._who,
                     SECRET,
                     self._stage.stream_times,
-                    _let_in,
+                    self._stage.let_in,
                 )
         except ApiError as error:
             if not call.response_started:

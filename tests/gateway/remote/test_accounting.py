@@ -4,14 +4,17 @@ the log."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.demand import Ask, demand_of
 from gateway.dispatch.member import Condition
 from gateway.metrics import Metrics
 from gateway.settlement import settled
-from tests.gateway.remote.remote_stage import SECRET, RemoteStage, chat, staged
+from policies.pricing import FREE
+from tests.gateway.remote.remote_stage import ACME, COMPLETIONS, SECRET, RemoteStage, chat, staged
 from tests.gateway.remote.upstream import (
     Received,
     Upstream,
@@ -124,3 +127,72 @@ async def test_what_a_vllm_tells_of_a_requests_kv_is_not_its_clients_to_say():
     async with staged(upstream) as stage:
         await stage.post(chat(vllm_xargs={"kv_cache_report_mode": "off", "mine": 1}))
     assert upstream.received[0].body["vllm_xargs"] == {"mine": 1}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_more_counts_as_cached_than_there_was(stream):
+    said = {
+        "prompt_tokens": 20,
+        "completion_tokens": 5,
+        "total_tokens": 25,
+        "prompt_tokens_details": {"cached_tokens": 1000},
+    }
+
+    async def script(received: Received) -> None:
+        if not stream:
+            await received.answer(200, {**whole(), "usage": said})
+            return
+        await received.begin_stream()
+        ending = {**chunk(finish="stop"), "usage": said}
+        await received.piece(sse(chunk("a"), ending, "[DONE]"))
+        await received.end_stream()
+
+    async with staged(Upstream([script])) as stage:
+        await stage.post(chat(stream=stream))
+        usage = stage.last.usage()
+        assert (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) == (20, 20, 5)
+
+
+@pytest.mark.parametrize("tokens", [1 << 40, -1, 2.5, True, "7"])
+async def test_a_count_that_cannot_be_is_no_usage(tokens):
+    answer = whole()
+    answer["usage"] = {"prompt_tokens": tokens, "completion_tokens": 5}
+    async with staged(Upstream([answers(200, answer)])) as stage:
+        await stage.post(chat("hello"))
+        assert 0 < stage.last.usage().prompt_tokens < 100
+
+
+async def test_every_prompt_is_reserved_and_not_the_first_alone():
+    asked: list[Ask] = []
+
+    async def let_in(asks: Sequence[Ask]) -> None:
+        asked.extend(asks)
+
+    async with staged(Upstream([answers(200, whole())]), let_in=let_in) as stage:
+        body = {"model": "m", "prompt": ["hi", "x" * 40_000, [1] * 500], "n": 2, "max_tokens": 3}
+        await stage.post(body, endpoint=COMPLETIONS)
+    demand = demand_of(asked, [0] * len(asked), ACME, FREE)
+    assert 10_500 <= demand.tokens - 6 * 3 <= 10_502
+
+
+async def test_an_answer_longer_than_any_is_refused():
+    async with staged(Upstream([answers(200, whole())])) as stage:
+        for most in (1 << 31, 1e30):
+            answer = await stage.post(chat(max_tokens=most))
+            assert answer.status == 400
+            assert answer.json["error"]["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_before_the_first_token_has_used_its_prompt(stream):
+    arrived = asyncio.Event()
+
+    async def script(received: Received) -> None:
+        arrived.set()
+        await received.gone()
+
+    async with staged(Upstream([script])) as stage:
+        async with stage.call(chat("x" * 400, stream=stream)):
+            await arrived.wait()
+        usage = stage.last.usage()
+        assert (usage.prompt_tokens > 100, usage.completion_tokens) == (True, 0)

@@ -71,11 +71,14 @@ def test_fields_cannot_run_into_each_other():
     assert len(texts) == 3
 
 
-@pytest.mark.parametrize("prompt", [[1, 2, 3], "abc", ["abc", "other"], [[1, 2, 3], [4]]])
-async def test_prompts_of_completions(prompt):
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [([1, 2, 3], 3), ("abc", 3), (["abc", "other"], 5), ([[1, 2, 3], [4]], 4)],
+)
+async def test_prompts_of_completions(prompt, tokens):
     body = read_body({"model": "m", "prompt": prompt}, "completions")
     routed = await routed_prompt(body, with_tokenizer(), ROOT)
-    assert (routed.exact, routed.tokens) == (True, 3)
+    assert (routed.exact, routed.tokens) == (True, tokens)
     assert (await routed_prompt(body, model(), ROOT)).exact is False
 
 
