@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
 
 from gateway.batches.file_store import FileInUse, StorageFull
 from gateway.batches.form import read_upload
 from gateway.batches.opening import LateBatches
 from gateway.batches.stored_file import StoredFile
 from gateway.batches.turns import database_answers
-from gateway.errors import ApiError, limit_exceeded
+from gateway.errors import ApiError
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
 from gateway.metrics import Metrics
+from gateway.places import FewAtOnce
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
 from gateway.settings_tenants import BatchSettings
@@ -49,7 +49,7 @@ class FilesApi:
         self._runtime = runtime
         self._metrics = metrics
         self._batches = batches
-        self._uploading: Counter[str] = Counter()
+        self._uploads = FewAtOnce(_UPLOADS_PER_TENANT, of="uploads", retry_after_s=_UPLOAD_RETRY_S)
 
     def methods(self, path: str) -> Mapping[str, _Handler] | None:
         """What can be done at a path; None if it is none of these."""
@@ -67,7 +67,7 @@ class FilesApi:
         with settled(request, self._metrics):
             tenant = request.authenticate().id
             settings = request.snapshot.settings.batch
-            with database_answers(), self._place(tenant):
+            with database_answers(), self._uploads.place(tenant):
                 file = await self._receive(call, tenant, settings)
             await call.answer_json(file_card(file))
 
@@ -147,24 +147,6 @@ class FilesApi:
                 sent += len(part)
         if sent != file.size_bytes:  # what is cut short must not look whole
             raise RuntimeError("a file was deleted while it was read")
-
-    @contextmanager
-    def _place(self, tenant: str) -> Iterator[None]:
-        """One of the tenant's places for uploads; a 429 ApiError if all are taken."""
-        uploading = self._uploading
-        if uploading[tenant] >= _UPLOADS_PER_TENANT:
-            raise limit_exceeded(
-                f"This tenant uploads {_UPLOADS_PER_TENANT} files already.",
-                code="concurrency_limit_exceeded",
-                retry_after_s=_UPLOAD_RETRY_S,
-            )
-        uploading[tenant] += 1
-        try:
-            yield
-        finally:
-            uploading[tenant] -= 1
-            if not uploading[tenant]:
-                del uploading[tenant]
 
     async def _find(self, call: HttpCall, tenant: str) -> StoredFile:
         with database_answers():

@@ -1,8 +1,11 @@
-"""How many requests a tenant may have in flight."""
+"""How many requests a tenant may have in flight, and how many calls that are work by themselves."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
@@ -78,3 +81,33 @@ class Slot:
         usage = self._usage
         usage.in_flight -= 1
         usage.mean_s += _NEW_SHARE * (monotonic() - self._started_s - usage.mean_s)
+
+
+class FewAtOnce:
+    """Bounds what each tenant has under way of something that no limit of its own counts."""
+
+    def __init__(self, most: int, *, of: str, retry_after_s: int) -> None:
+        """`of` is what these are, as the refusal names them."""
+        self._most = most
+        self._of = of
+        self._retry_after_s = retry_after_s
+        self._under_way: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, tenant_id: str) -> Iterator[None]:
+        """One of the tenant's places, for as long as the scope lasts; a 429 ApiError if all are
+        taken."""
+        under_way = self._under_way
+        if under_way[tenant_id] >= self._most:
+            raise limit_exceeded(
+                f"This key's tenant has {self._most} {self._of} under way already.",
+                code="concurrency_limit_exceeded",
+                retry_after_s=self._retry_after_s,
+            )
+        under_way[tenant_id] += 1
+        try:
+            yield
+        finally:
+            under_way[tenant_id] -= 1
+            if not under_way[tenant_id]:
+                del under_way[tenant_id]

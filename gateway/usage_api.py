@@ -6,14 +6,19 @@ import time
 from collections.abc import Callable
 
 from gateway.http_call import HttpCall
+from gateway.http_disconnect import ends_with_client
 from gateway.ledger.book import LedgerBook
 from gateway.ledger.usage_answer import read_usage_query, usage_answer
 from gateway.metrics import Metrics
+from gateway.places import FewAtOnce
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
 from gateway.settlement import settled
 
 USAGE = "/v1/usage"
+_PER_TENANT = 4
+"""Questions at once: each may sort millions of rows, and others wait for their turn."""
+_RETRY_S = 5
 _ENDPOINT = "usage"
 
 
@@ -27,6 +32,7 @@ class UsageApi:
         self._runtime = runtime
         self._metrics = metrics
         self._book = book
+        self._questions = FewAtOnce(_PER_TENANT, of="questions", retry_after_s=_RETRY_S)
 
     async def show(self, call: HttpCall) -> None:
         """`start`, `end` (Unix seconds, RFC 3339 or a date; the last 24 hours if left out) and
@@ -37,4 +43,7 @@ class UsageApi:
             tenant = request.authenticate()
             now_s = time.time()
             query = read_usage_query(call.query(), now_s, tenant=tenant.id, by_tenant=False)
-            await call.answer_json(await usage_answer(self._book(), query, now_s))
+            async with ends_with_client(call):
+                with self._questions.place(tenant.id):
+                    answer = await usage_answer(self._book(), query, now_s)
+                await call.answer_json(answer)

@@ -117,6 +117,31 @@ def retry_after_s(answer: httpx.Response) -> int:
     return int(after)
 
 
+def test_workers_without_a_redis_have_a_part_of_every_limit_each(tmp_path: Path) -> None:
+    with ExitStack() as scope:
+        servers = Servers(scope.enter_context(start_blocking_portal()), scope)
+        servers.say(answers(200, whole()))
+        config = f"""
+server: {{port: PORT, log_format: json}}
+models: [{{name: m, remote: [{servers.listed}]}}]
+tenants: [{{id: limited, keys: [{{env: LIMITED_KEY}}], limits: {{rpm: 10}}}}]
+"""
+        environ = {"FOREBAY_SECRET": SECRET, "LIMITED_KEY": key_of("limited")}
+        command = (*SERVE, "--workers", "2")
+        gateway = scope.enter_context(GatewayProcess(tmp_path, config, environ, command))
+        eventually(lambda: "serves m at" in gateway.output, 60, lambda: gateway.output)
+        headers = {"Authorization": f"Bearer {key_of('limited')}"}
+        # a connection each, so that both workers get more than their part
+        statuses = [
+            httpx.post(
+                gateway.url + CHAT, json=chat("hi"), headers=headers, verify=False
+            ).status_code
+            for _ in range(60)
+        ]
+    assert statuses.count(200) == 10
+    assert statuses.count(429) == 50
+
+
 def test_a_limit_is_one_limit_for_eight_processes_whatever_their_clocks_say(
     eight_processes: tuple[GatewayProcess, GatewayProcess],
 ) -> None:

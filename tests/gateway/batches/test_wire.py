@@ -107,3 +107,12 @@ def test_names_are_in_the_order_of_time():
     assert not is_id("batch_", earlier)
     for other in ("file-", earlier[:-1], earlier + "0", earlier[:-1] + "G", earlier + "\n"):
         assert not is_id("file-", other)
+
+
+async def test_a_purpose_that_no_file_can_have_is_refused(database: Database):
+    stage = BatchStage(database)
+    async with stage.gateway(), stage.client() as client:
+        response = await client.get("/v1/files?purpose=%00")
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "purpose"
+        assert (await client.get("/v1/files?purpose=assistants")).json()["data"] == []

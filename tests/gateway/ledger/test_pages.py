@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -18,11 +18,13 @@ from gateway.ledger import book as book_module
 from gateway.ledger import opening as opening_module
 from gateway.ledger import pages as pages_module
 from gateway.ledger.book import LedgerBook
+from gateway.ledger.table import LedgerUnavailable
+from gateway.ledger.usage import Usage, UsageQuery
 from tests.gateway.database.both import KINDS, Place, place
 from tests.gateway.ledger.rows import row
 from tests.gateway.ledger.stage import client, opened_pages, pages, served
 from tests.gateway.ledger.test_export import read_csv
-from tests.gateway.stage import ADMIN, K1, K2, error_of
+from tests.gateway.stage import ADMIN, K1, K2, error_of, eventually
 
 
 @pytest.fixture(params=KINDS)
@@ -91,6 +93,34 @@ async def test_buckets_of_time_have_their_own_goodput(
         assert first["slo"]["goodput_rps"] == pytest.approx(1 / 3600)
         assert second["slo"]["goodput_rps"] == pytest.approx(36 / 1800)
         assert answer["total"]["slo"]["goodput_rps"] == pytest.approx(37 / 5400)
+
+
+class SlowBook:
+    """A ledger that does not answer before its gate is open, and then that it cannot."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.asked = 0
+
+    async def usage(self, *queries: UsageQuery) -> list[list[Usage]]:
+        self.asked += 1
+        await self.gate.wait()
+        raise LedgerUnavailable("slow")
+
+
+async def test_a_tenant_asks_only_so_much_at_once() -> None:
+    slow = SlowBook()
+    app = pages(cast(LedgerBook, slow))
+    async with client(app, K1) as acme, client(app, K2) as beta:
+        asked = [asyncio.create_task(acme.get("/v1/usage")) for _ in range(6)]
+        await eventually(lambda: sum(each.done() for each in asked) == 2)
+        other = asyncio.create_task(beta.get("/v1/usage"))
+        await eventually(lambda: slow.asked == 5)
+        slow.gate.set()
+        answers = await asyncio.gather(*asked, other)
+        assert sorted(each.status_code for each in answers) == [429, 429, *[503] * 5]
+        assert all("retry-after" in each.headers for each in answers)
+        assert (await acme.get("/v1/usage")).status_code == 503
 
 
 async def test_the_operator_sees_all(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -173,6 +203,14 @@ async def test_an_export_knows_its_formats(tmp_path: Path, request: pytest.Fixtu
     ):
         response = await operator.get("/admin/ledger?format=xml")
         assert error_of(response)["param"] == "format"
+
+
+@pytest.mark.parametrize("path", ["/admin/usage", "/admin/ledger"])
+async def test_what_no_tenant_was_ever_called_is_refused(path: str, anywhere: Place) -> None:
+    async with opened_pages(anywhere) as stage, stage.client(ADMIN) as operator:
+        response = await operator.get(path + "?tenant=%00")
+        assert response.status_code == 400
+        assert error_of(response)["param"] == "tenant"
 
 
 async def test_without_a_ledger_it_says_so() -> None:
