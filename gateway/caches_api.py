@@ -193,6 +193,7 @@ class CachesApi:
         scope.enter_context(self._named.making(cache, allowance(tenant, model)))
         await self._journey.submit(request, task, tenant, model, scope)
         await run_to_end(request)
+        self._runtime.current.key_ring.require(request.caller)
         cache = replace(cache, cached_tokens=request.usage().cached_tokens)
         await self._named.keep(cache)
         return cache

@@ -68,17 +68,19 @@ class FilesApi:
             tenant = request.authenticate().id
             settings = request.snapshot.settings.batch
             with database_answers(), self._uploads.place(tenant):
-                file = await self._receive(call, tenant, settings)
+                file = await self._receive(request, tenant, settings)
             await call.answer_json(file_card(file))
 
-    async def _receive(self, call: HttpCall, tenant: str, settings: BatchSettings) -> StoredFile:
+    async def _receive(self, request: Request, tenant: str, settings: BatchSettings) -> StoredFile:
         files = self._batches.opened.files
         async with await files.draft() as draft:
-            form = await read_upload(call, settings.max_bytes, draft.write)
+            form = await read_upload(request.call, settings.max_bytes, draft.write)
             lives_s = read_upload_fields(form.fields)
             if not draft.size_bytes:
                 raise ApiError(400, "The file is empty.", param="file", code="empty_file")
             await draft.end()
+            # an upload may take an hour: a tenant that is deleted meanwhile must leave nothing
+            self._runtime.current.key_ring.require(request.caller)
             lives_s = settings.file_ttl if lives_s is None else min(lives_s, settings.file_ttl)
             most = most_bytes(settings)
             try:

@@ -97,6 +97,8 @@ async def encode_prompts(request: CompletionRequest, model: ServedModel) -> list
             ids = await encode_text(prompt, model, off_loop=characters > _LONG_CHARACTERS)
             encoded = Prompt(ids, prompt)
         else:
+            if len(prompt) >= model.max_context:  # nor a look at each of millions of ids
+                raise context_exceeded(model, str(len(prompt)), "prompt")
             require_known_tokens(prompt, model, path)
             encoded = Prompt(prompt, None)
         if not encoded.token_ids:

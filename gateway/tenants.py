@@ -155,6 +155,12 @@ class KeyRing:
         caller = self._caller_by_id.get(key)
         return None if caller is None or caller.key.expired(time.time()) else caller
 
+    def require(self, caller: Caller | None) -> None:
+        """Raises a 401 ApiError unless the caller could come in now too: for what is to be kept of
+        a request that has taken long."""
+        if caller is None or self.caller(caller.key.id) is None:
+            raise unauthorized("This API key is not valid any more.")
+
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant of `identify`, with its errors."""
         return self.identify(authorization).tenant

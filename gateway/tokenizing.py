@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.errors import bad_request
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
@@ -12,9 +14,12 @@ from gateway.reload import RuntimeConfig
 from gateway.request import Request
 from gateway.served_model import ServedModel
 from gateway.settlement import settled
-from gateway.wire.fields import Fields, as_integer
+from gateway.wire.fields import Fields, as_token_ids
 from gateway.wire.json_body import parse_object
 from gateway.wire.messages import read_messages
+
+_LONG_TOKENS = 8 << 10
+"""Where decoding costs more than handing it to a thread."""
 
 
 class Tokenizing:
@@ -40,7 +45,11 @@ class Tokenizing:
         request = Request(call, "detokenize", self._runtime.current)
         with settled(request, self._metrics):
             fields, model = await self._read(request)
-            text = model.tokenizer.decode(_read_tokens(fields, model), skip_special=False)
+            ids = _read_tokens(fields, model)
+            if len(ids) > _LONG_TOKENS:
+                text = await asyncio.to_thread(model.tokenizer.decode, ids, skip_special=False)
+            else:
+                text = model.tokenizer.decode(ids, skip_special=False)
             await call.answer_json({"prompt": text})
 
     async def _read(self, request: Request) -> tuple[Fields, ServedModel]:
@@ -69,11 +78,8 @@ def _read_tokens(fields: Fields, model: ServedModel) -> list[int]:
     values = fields.array("tokens")
     if values is None:
         raise fields.wrong("tokens", "is required and must be an array of token ids.")
-    ids: list[int] = []
-    for value in values:
-        token = as_integer(value)
-        if token is None or token < 0:
-            raise fields.wrong("tokens", "must hold only token ids.")
-        ids.append(token)
+    ids = as_token_ids(values)
+    if ids is None:
+        raise fields.wrong("tokens", "must hold only token ids.")
     require_known_tokens(ids, model, "tokens")
     return ids

@@ -18,7 +18,7 @@ from gateway.errors import ApiError
 from gateway.remote.body import RelayBody
 from gateway.remote.model import RemoteModel
 from gateway.terms import Terms
-from gateway.wire.fields import Fields, as_integer
+from gateway.wire.fields import Fields, as_token_ids
 from gateway.wire.messages import read_messages
 from policies.routing import RouteRequest
 
@@ -160,9 +160,8 @@ def _further_tokens(body: RelayBody) -> int:
 def _valid_ids(prompt: object, vocab_size: int) -> Sequence[int] | None:
     if not isinstance(prompt, list):
         return None
-    ids = [as_integer(value) for value in prompt]
-    valid = [token for token in ids if token is not None and 0 <= token < vocab_size]
-    return valid if len(valid) == len(ids) else None
+    ids = as_token_ids(prompt)
+    return ids if ids is not None and max(ids, default=0) < vocab_size else None
 
 
 def _of_size(links: Sequence[bytes], block_tokens: int) -> Sequence[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gateway.wire.fields import Fields, as_integer
+from gateway.wire.fields import Fields, as_token_ids
 from gateway.wire.generation import MAX_TOP_LOGPROBS, Generation, read_generation
 from gateway.wire.json_body import field_path, parse_object
 from gateway.wire.unsupported import COMPLETIONS, refuse_unsupported
@@ -86,10 +86,7 @@ def _read_prompts(fields: Fields) -> list[str | list[int]]:
 def _read_token_ids(fields: Fields, values: list[object], name: str) -> list[int]:
     if not values:
         raise fields.wrong(name, "must not be an empty array.")
-    ids: list[int] = []
-    for value in values:
-        token = value if type(value) is int else as_integer(value)
-        if token is None or token < 0:
-            raise fields.wrong(name, "must hold only strings, or only token ids.")
-        ids.append(token)
+    ids = as_token_ids(values)
+    if ids is None:
+        raise fields.wrong(name, "must hold only strings, or only token ids.")
     return ids

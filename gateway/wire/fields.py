@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from typing import cast
 
 from gateway.errors import ApiError, bad_request
 from gateway.wire.json_body import field_path
@@ -117,3 +118,19 @@ def as_integer(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return None
+
+
+def as_token_ids(values: list[object]) -> list[int] | None:
+    """The token ids that an array says, as `as_integer` reads each; None unless all are at least 0.
+
+    There may be millions, so nothing is done here for each of them by itself.
+    """
+    kinds = set(map(type, values))
+    if not kinds <= {int, float}:
+        return None
+    numbers = cast(list[int], values)
+    if float in kinds:
+        numbers = list(map(int, numbers))
+        if numbers != values:
+            return None
+    return numbers if min(numbers, default=0) >= 0 else None

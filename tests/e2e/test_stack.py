@@ -23,6 +23,7 @@ from tests.deploy.stack import ROOT, compose, config_path
 from tests.e2e.client import CHAT, Client, chat
 from tests.e2e.conftest import SECRETS
 from tests.e2e.gateway_process import START_S, Metrics, environment, eventually, free_port
+from tests.postgres import PASSWORD
 
 MODEL = "smollm2-135m-instruct"
 PROMPT = "The same beginning for everybody. " * 8
@@ -110,7 +111,7 @@ class Stack:
 
 
 @pytest.fixture
-def stack(tmp_path: Path, tiny: Path, valkey: Valkey) -> Iterator[Stack]:
+def stack(tmp_path: Path, tiny: Path, valkey: Valkey, postgres_url: str) -> Iterator[Stack]:
     redis = {"FOREBAY_REDIS__URL": valkey.url}
     runs_tiny = redis | {
         "FOREBAY_MODELS__0__PATH": str(tiny),
@@ -128,11 +129,15 @@ def stack(tmp_path: Path, tiny: Path, valkey: Valkey) -> Iterator[Stack]:
             f"FOREBAY_MODELS__0__REMOTE__{index}__URL": f"http://127.0.0.1:{worker.port}/v1"
             for index, worker in enumerate(workers)
         }
+        own = {
+            "FOREBAY_DATABASE__URL": postgres_url,
+            "FOREBAY_MODELS__0__TOKENIZER": str(tiny),
+        }
         first = two_free_ports()
         gateway = Service(
             "gateway-1",
             tmp_path,
-            redis | reaches | {"FOREBAY_MODELS__0__TOKENIZER": str(tiny)},
+            redis | reaches | own,
             ("--workers", "2", "--worker-ports", str(first)),
         )
         held.callback(gateway.close)
@@ -190,3 +195,4 @@ def test_the_stack_answers_counts_and_survives_a_lost_gateway(stack: Stack) -> N
     for service in (*stack.workers, stack.gateway):
         secrets = compose()["services"]["gateway-1"]["environment"] | SECRETS
         assert not [name for name, secret in secrets.items() if secret in service.output]
+        assert PASSWORD not in service.output

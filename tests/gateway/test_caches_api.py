@@ -11,7 +11,7 @@ import pytest
 
 from cache.report import CacheStats
 from engine.errors import TemplateError
-from gateway.tenants import TenantCache
+from gateway.tenants import KeyRing, TenantCache
 from tests.gateway.fakes import BOS, EOS, RoleTemplate, ScriptedReplica
 from tests.gateway.stage import (
     ADMIN,
@@ -359,6 +359,19 @@ class TestChats:
         await stage.post(CACHES, cache())
         refused = await stage.post(CHAT, chat("x" * 200, cached_content="handbook"))
         assert error_of(refused)["code"] == "context_length_exceeded"
+
+
+async def test_a_name_is_not_kept_for_a_tenant_that_was_deleted_meanwhile() -> None:
+    gate = asyncio.Event()
+    stage = stage_with(replica=ScriptedReplica(gate=gate))
+    before = stage.runtime.current
+    making = asyncio.create_task(stage.post(CACHES, cache()))
+    await eventually(lambda: stage.replica.requests)
+    stage.runtime.replace(replace(before, key_ring=KeyRing(())))
+    gate.set()
+    assert (await making).status_code == 401
+    stage.runtime.replace(before)
+    assert (await get(stage, CACHES)).json()["data"] == []
 
 
 async def test_a_tenants_erasure_takes_its_names() -> None:

@@ -9,9 +9,6 @@ import pytest
 
 from gateway.database.opening import Database
 from tests.gateway.database.both import KINDS, place
-from tests.postgres import postgres, postgres_url
-
-__all__ = ["postgres", "postgres_url"]
 
 
 @pytest.fixture(params=KINDS)

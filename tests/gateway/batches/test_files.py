@@ -219,6 +219,21 @@ async def test_a_client_that_leaves_leaves_nothing(sqlite: Database):
     assert await rows(sqlite) == (0, 0)
 
 
+async def test_nothing_comes_of_an_upload_whose_tenant_is_deleted_meanwhile(sqlite: Database):
+    stage = BatchStage(sqlite)
+
+    async def body() -> AsyncIterator[bytes]:
+        yield form(PURPOSE, field("file", b"x" * 3_000_000, "f"))[:-20]
+        stage.use({K2: stage.tenants[K2]})
+        yield form(PURPOSE, field("file", b"x" * 3_000_000, "f"))[-20:]
+
+    async with stage.gateway():
+        response = await send(stage, body())
+    assert response.status_code == 401
+    assert error_of(response)["code"] == "invalid_api_key"
+    assert await rows(sqlite) == (0, 0)
+
+
 async def test_parts_that_nobody_published_are_swept(database: Database):
     time = FakeTime()
     stage = BatchStage(database, clock=time)

@@ -1,4 +1,4 @@
-"""Fixtures that any of the gateway's tests may ask for."""
+"""Fixtures that any test may ask for."""
 
 from __future__ import annotations
 
