@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
 from engine.batching import BatchBuilder, wants_prompt_logprobs
 from engine.errors import BadLogits
-from engine.executors.base import Executor
+from engine.executors.base import Executor, PausableExecutor
 from engine.request import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampled, Sampler
@@ -36,31 +36,75 @@ class Computed(NamedTuple):
     outcome: Outcome
 
 
+class _Aside(NamedTuple):
+    """A step whose executor has paused; `ranges` are its chunks' logit rows."""
+
+    chunks: Ordered[Chunk]
+    ranges: list[range]
+
+
 class Computation:
     """Runs steps on an executor. Changes no sequence, so that any step can be run again."""
 
-    def __init__(self, executor: Executor, batches: BatchBuilder) -> None:
+    def __init__(self, executor: Executor, batches: BatchBuilder, beside: BatchBuilder) -> None:
+        """`beside` builds the batches of what runs while a step lies aside, whose own batch must
+        stay as it is."""
         self.sampler = Sampler()
         self._executor = executor
         self._batches = batches
+        self._batches_beside = beside
+        self._aside: _Aside | None = None
 
     def run(self, chunks: Ordered[Chunk]) -> list[Computed]:
         """Compute the chunks together; if that raises, each alone, so that only the culprit fails.
         KV that a failed attempt wrote is simply written again."""
         try:
-            outcomes = self._compute(chunks)
+            builder = self._batches if self._aside is None else self._batches_beside
+            batch, ranges = builder.build(chunks)
+            return self._outcomes(chunks, ranges, self._executor.forward(batch))
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
-            if len(chunks) == 1:
-                name = chunks[0].sequence.request.request_id
-                _log.exception("request %s failed in its step", name)
-                return [Computed(chunks[0], Outcome(error))]
-            return [computed for chunk in chunks for computed in self.run([chunk])]
-        return [Computed(*each) for each in zip(chunks, outcomes, strict=True)]
+            return self._each_alone(chunks, error)
 
-    def _compute(self, chunks: Ordered[Chunk]) -> list[Outcome]:
-        """Run the model, take prompt log-probabilities, choose one token per finished chunk."""
-        batch, ranges = self._batches.build(chunks)
-        logits = self._executor.forward(batch)
+    def start(self, chunks: Ordered[Chunk]) -> list[Computed] | None:
+        """As `run`, on an executor that can pause; None if it did. Then the step lies aside, and
+        `run` computes others meanwhile."""
+        assert self._aside is None
+        try:
+            batch, ranges = self._batches.build(chunks)
+            logits = cast(PausableExecutor, self._executor).start(batch)
+            if logits is None:
+                self._aside = _Aside(chunks, ranges)
+                return None
+            return self._outcomes(chunks, ranges, logits)
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            return self._each_alone(chunks, error)
+
+    def resume(self) -> list[Computed] | None:
+        """Go on with the step that lies aside; None if it paused again."""
+        assert self._aside is not None
+        chunks, ranges = self._aside
+        try:
+            logits = cast(PausableExecutor, self._executor).resume()
+            if logits is None:
+                return None
+            self._aside = None
+            return self._outcomes(chunks, ranges, logits)
+        except Exception as error:  # noqa: BLE001 - as in `run`
+            self._aside = None
+            return self._each_alone(chunks, error)
+
+    def _each_alone(self, chunks: Ordered[Chunk], error: Exception) -> list[Computed]:
+        """After an attempt at all of them has failed. To be called where `error` is handled."""
+        if len(chunks) == 1:
+            name = chunks[0].sequence.request.request_id
+            _log.exception("request %s failed in its step", name)
+            return [Computed(chunks[0], Outcome(error))]
+        return [computed for chunk in chunks for computed in self.run([chunk])]
+
+    def _outcomes(
+        self, chunks: Ordered[Chunk], ranges: Ordered[range], logits: torch.Tensor
+    ) -> list[Computed]:
+        """Take prompt log-probabilities, choose one token per finished chunk."""
         outcomes = [Outcome() for _ in chunks]
         sampling: list[int] = []
         rows: list[int] = []
@@ -81,7 +125,7 @@ class Computation:
         drawn = self.sampler.sample(logits, [chunks[index].sequence.row for index in sampling])
         for index, chosen in zip(sampling, drawn, strict=True):
             outcomes[index].chosen = chosen
-        return outcomes
+        return [Computed(*each) for each in zip(chunks, outcomes, strict=True)]
 
 
 def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> list[TokenLogprobs]:

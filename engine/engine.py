@@ -1,8 +1,9 @@
 """The step loop: schedule, run, sample, emit, on a thread of its own.
 
 Requests and aborts come in from any thread and take effect at the next step; what a step produced
-goes out in one call of the owner's sink. The engine knows token ids, priorities and chain roots; it
-knows nothing of text, tenants or HTTP.
+goes out in one call of the owner's sink. A step that computes long prompts is put aside half done
+for a more urgent request that comes meanwhile, if the executor can do that. The engine knows token
+ids, priorities and chain roots; it knows nothing of text, tenants or HTTP.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -27,11 +29,12 @@ from engine.computation import Computation, Computed
 from engine.ending import EndRules, last_words
 from engine.errors import BadLogits, EngineError
 from engine.executors.base import Executor
+from engine.pausing import Allowance, Pauses, gives_way_to
 from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
-from engine.scheduler import Scheduler
+from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
-from policies.cost import Coefficients
+from policies.cost import Coefficients, StepShape
 
 _log = logging.getLogger("forebay.engine")
 
@@ -101,13 +104,16 @@ class Engine:
             max_running=options.max_running,
             prompt_logprob_tokens=options.prompt_logprob_tokens,
         )
-        batches = BatchBuilder(
-            max_running=options.max_running,
-            max_context=options.max_context,
-            max_blocks=longest_blocks,
-            step_tokens=options.step_tokens,
+        batches, beside = (
+            BatchBuilder(
+                max_running=options.max_running,
+                max_context=options.max_context,
+                max_blocks=longest_blocks,
+                step_tokens=options.step_tokens,
+            )
+            for _ in range(2)
         )
-        self._computation = Computation(executor, batches)
+        self._computation = Computation(executor, batches, beside)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
         self._steps = 0
@@ -115,7 +121,8 @@ class Engine:
         self._idle_since = time.monotonic()
         self._cost_told_s = -math.inf
         self._alive = True
-        self._submitted: list[EngineRequest] = []  # guarded by _wake, like the next three
+        self._pauses = Pauses(executor)  # guarded by _wake, like the next four
+        self._submitted: list[EngineRequest] = []
         self._aborted: list[str] = []
         self._calls: list[Callable[[], None]] = []
         self._stopping = False
@@ -136,10 +143,12 @@ class Engine:
             if self._stopping or not self._alive:
                 raise EngineError("the engine has stopped")
             self._submitted.append(request)
+            self._pauses.came(request)
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
-        """End a request: its slot and pages are free before the next step. Unknown ids are fine."""
+        """End a request: its slot and pages are free before the next step, but not while one lies
+        aside. Unknown ids are fine."""
         with self._wake:
             self._aborted.append(request_id)
             self._wake.notify()
@@ -369,14 +378,79 @@ class Engine:
             return
         shape = step_shape(chunks)
         started = time.perf_counter()
-        moved = [self._move_on(computed) for computed in self._computation.run(chunks)]
+        priority = gives_way_to(chunks) if self._pauses.possible else None
+        if priority is None:
+            self._end_step(self._computation.run(chunks), shape, started)
+        else:
+            computed, aside_s = self._run_giving_way(chunks, priority)
+            self._end_step(computed, shape, started, aside_s)
+
+    def _end_step(
+        self, computed: Ordered[Computed], shape: StepShape, started_s: float, aside_s: float = 0.0
+    ) -> None:
+        """Commit and tell what a step brought that started at `started_s` (`time.perf_counter`) and
+        of the time since lay aside for `aside_s`."""
+        moved = [self._move_on(each) for each in computed]
         outputs = [output for output in moved if output is not None]
         self._steps += 1
         self._idle_since = time.monotonic()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started_s - aside_s
         self._emit(outputs, seconds, shape.tokens, shape.sequences)
-        self._cache.cost.observe_step(shape, seconds)
+        if not aside_s:  # one that was interrupted found the caches cold: no example of others
+            self._cache.cost.observe_step(shape, seconds)
         self._cache.maintain()
+
+    def _run_giving_way(
+        self, chunks: Ordered[Chunk], priority: int
+    ) -> tuple[Ordered[Computed], float]:
+        """Compute the chunks; who comes with a lower priority meanwhile goes before. Returns also
+        for how many seconds the step lay aside."""
+        aside_s = 0.0
+        allowance = Allowance(self._options.step_tokens)
+        with self._wake:
+            self._pauses.allow(priority, self._submitted)
+        try:
+            computed = self._computation.start(chunks)
+            while computed is None:
+                paused = time.perf_counter()
+                with self._scheduler.put_aside(chunks):
+                    self._run_beside(priority, allowance)
+                with self._wake:
+                    if not allowance.spent and not self._stopping:
+                        self._pauses.allow(priority, self._submitted)
+                aside_s += time.perf_counter() - paused
+                computed = self._computation.resume()
+        finally:
+            with self._wake:
+                self._pauses.forbid()
+        return computed, aside_s
+
+    def _run_beside(self, priority: int, allowance: Allowance) -> None:
+        """While a step lies aside: bring those to their first token who are more urgent than
+        `priority`, as far as allowed. Aborts and calls wait until that step is over."""
+        with self._wake:
+            self._pauses.forbid()
+        while not allowance.spent and self._take_newcomers():
+            self._let_answers_in()
+            chunks = self._scheduler.schedule_beside(priority, allowance.tokens)
+            if not chunks:
+                return
+            shape = step_shape(chunks)
+            allowance.take(shape.tokens)
+            started = time.perf_counter()
+            self._end_step(self._computation.run(chunks), shape, started)
+
+    def _take_newcomers(self) -> bool:
+        """Put in line who has come; False when it is time to stop."""
+        with self._wake:
+            if self._stopping:
+                return False
+            submitted, self._submitted = self._submitted, []
+        self._cache.settle()
+        outputs = [output for request in submitted if (output := self._accept(request))]
+        if outputs:
+            self._emit(outputs, 0.0, 0, 0)
+        return True
 
     def _wait_for_news(self) -> None:
         """Nothing can run: what is here waits for KV from a lower tier, or for pages that a

@@ -28,10 +28,11 @@ class EngineRequest:
     `cache.hashing.chain_root`). None keeps this sequence's KV out of the cache altogether. Lower
     `priority` runs first; within one, flows (whoever has the same `flow`) share by `weight`, and
     within a flow the earliest `deadline_s` (`time.monotonic`, for its first token) comes first. No
-    step is made so long by others' prompts that its tokens come later than `tpot_s` apart.
-    `read_cache` False computes every prompt token (prompt logprobs need it)
-    but still stores the blocks. `owner` is whose the blocks are, for quotas and erasure; `shared` a
-    prefix that belongs to everybody; `retention` which prefixes to keep longer than others.
+    step is made so long by others' prompts that its tokens come later than `tpot_s` apart, but for
+    one that was put aside for its own prompt. `read_cache` False computes every prompt token
+    (prompt logprobs need it) but still stores the blocks. `owner` is whose the blocks are, for
+    quotas and erasure; `shared` a prefix that belongs to everybody; `retention` which prefixes to
+    keep longer than others.
 
     `generated_token_ids` are tokens that another replica has generated for this request already:
     generation goes on behind them, with the draws, penalties and `params.max_tokens` (which count

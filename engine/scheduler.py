@@ -7,6 +7,9 @@ its pages to the cache and waits again, before those that never ran; nothing of 
 so, too, for a waiting sequence of a more urgent priority, whose prefill comes before its own; but
 not in its own turn, which a class gets now and then (`policies.floors`).
 
+While a step lies aside half done, another one can be made of prompts that are more urgent than all
+of its own. It takes nothing from anybody who runs: slots and pages come from what is free.
+
 A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
 it is searched for, `loading` with its slot and pages while it is copied into them.
 """
@@ -18,6 +21,8 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
@@ -98,6 +103,9 @@ class Scheduler:
         self._planned: dict[Sequence, int] = {}  # the step's tokens by sequence, while it is made
         self._short_of_pages = False
         self._preempted_before = 0
+        self._aside: frozenset[Sequence] = frozenset()  # those in the step that lies aside
+        self._budget: StepBudget | None = None  # the last step's
+        self._open_to_all = True  # whether a class's turn kept the others out of it
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in line, and have its prompt searched for in every tier."""
@@ -130,14 +138,59 @@ class Scheduler:
         self._floors.step(self._meter.take_served(), self._held_back)
         streams, prefilling = self._plan_streams()
         budget = StepBudget(self._step_tokens, streams, self._block_tokens, self._cost.step_s)
-        open_to_all = self._plan_turns(budget, prefilling)
-        self._plan_prefills(budget, prefilling, open_to_all)
+        self._budget = budget
+        self._open_to_all = self._plan_turns(budget, prefilling)
+        self._plan_prefills(budget, prefilling, self._open_to_all)
         self._held_back = set(self.waiting.priorities)
         for sequence in prefilling:
             if sequence.computed + self._planned.get(sequence, 0) < sequence.known:
                 self._held_back.add(sequence.rank.priority)
         for sequence, priority in self._pages.leaders.take_urged().items():
             self._urge(sequence, priority)
+        return [Chunk(sequence, tokens) for sequence, tokens in self._planned.items()]
+
+    @contextmanager
+    def put_aside(self, chunks: Ordered[Chunk]) -> Iterator[None]:
+        """The step of these chunks, the last that `schedule` made, lies aside half done: its
+        sequences keep slots and pages, and none of them may be removed."""
+        self._aside = frozenset(chunk.sequence for chunk in chunks)
+        try:
+            yield
+        finally:
+            self._aside = frozenset()
+
+    def schedule_beside(self, priority: int, tokens: int) -> list[Chunk]:
+        """Chunks for a step while one lies aside: of at most so many tokens, of prompts more urgent
+        than `priority`, and of those that come to their first token with that. Often empty.
+
+        It takes no longer than the streams of the step that lies aside can wait: together both meet
+        the tightest `tpot_s` among them.
+        """
+        assert self._aside
+        assert self._budget is not None
+        self._planned = {}
+        self._short_of_pages = False
+        budget = self._budget.further(tokens)
+        prefilling = [each for each in self.running if each.computed < each.prefill_end]
+        for sequence in prefilling:
+            urgent = sequence.rank.priority < priority and sequence not in self._aside
+            if urgent and _reaches_end(budget, sequence.computed, sequence.known):
+                self._prefill(budget, sequence)
+        if self._open_to_all:
+            for sequence in self.waiting.in_order(self._clock()):
+                before = sequence.known - sequence.uncached
+                if sequence.rank.priority >= priority or not self._free_slots:
+                    break
+                if not _reaches_end(budget, before, sequence.known):
+                    break
+                entry = self._let_in(sequence, prefilling)
+                if entry is _Entry.STARTED and sequence not in self.loading:
+                    prefilling.append(sequence)
+                    self._prefill(budget, sequence)
+                elif entry not in (_Entry.STARTED, _Entry.PASSED):
+                    break
+        if self._planned:
+            self._budget = budget
         return [Chunk(sequence, tokens) for sequence, tokens in self._planned.items()]
 
     def commit(self, chunk: Chunk) -> None:
@@ -154,6 +207,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""
+        assert sequence not in self._aside
         self._pages.close_search(sequence)
         if sequence in self.loading:
             if sequence.leaving:
@@ -309,6 +363,8 @@ class Scheduler:
 
     def _behind(self, priority: int) -> list[Sequence]:
         """Running sequences that make room for one of this priority, the first to do so last."""
+        if self._aside:
+            return []
         if not self.running or self.running[-1].rank.priority <= priority:
             return []
         return [each for each in self.running if each.rank.priority > priority and not each.turn]
@@ -362,9 +418,12 @@ class Scheduler:
         """Put the sequence down for so many tokens, with pages for them; preempts others for it.
 
         False if that is not enough: then it waits for pages that transfers hold, or, if there are
-        none, is preempted itself.
+        none, is preempted itself. While a step lies aside, nobody is.
         """
         while self._pages.lacking(sequence, tokens) > 0:
+            if self._aside:
+                self._short_of_pages = True
+                return False
             victim = self._victim(sequence)
             if victim is sequence and (self.loading or self._pages.copies_down):
                 self._short_of_pages = True
@@ -419,6 +478,11 @@ class Scheduler:
     def _forget_foreseen(self, sequence: Sequence) -> None:
         self._waiting_tokens -= sequence.uncached
         sequence.reach = sequence.uncached = 0
+
+
+def _reaches_end(budget: StepBudget, computed: int, known: int) -> bool:
+    """Whether what is left of the budget brings a prompt to its first token."""
+    return budget.prefill(known - computed, computed) == known - computed
 
 
 def _rank(sequence: Sequence) -> Rank:

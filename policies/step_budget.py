@@ -7,6 +7,7 @@ order, as far as the step then takes no longer than the tightest `tpot_s` among 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import NamedTuple
 
 from policies.cost import StepShape
@@ -41,6 +42,7 @@ class StepBudget:
         "_context_read",
         "_goal_s",
         "_least",
+        "_other_steps_s",
         "_prefilled",
         "_sequences",
         "_step_s",
@@ -61,6 +63,7 @@ class StepBudget:
         self._step_s = step_s
         self._goal_s = None if streams.tpot_s is None else _OF_TARGET * streams.tpot_s
         self._least: int | None = None
+        self._other_steps_s = 0.0
         self._prefilled = 0
         self._sequences = streams.sequences
         self._attended = self._context_read = streams.context_tokens
@@ -101,9 +104,18 @@ class StepBudget:
         self._attended += _attended(tokens, computed)
         self._context_read += computed + tokens
 
+    def further(self, tokens: int) -> StepBudget:
+        """Of a further step, of at most `tokens`, that the same streams wait for as well: it has
+        what this one leaves of their target, and costs what any step does."""
+        budget = copy(self)
+        budget._tokens += tokens - self.left
+        budget.left = tokens
+        budget._other_steps_s += self._step_s(StepShape(0, 0, 0, 0))
+        return budget
+
     def _predict_s(self, tokens: int, computed: int) -> float:
-        """The step with that many more tokens of one more prompt."""
-        return self._step_s(
+        """The step with that many more tokens of one more prompt, and what ran besides."""
+        return self._other_steps_s + self._step_s(
             StepShape(
                 self._tokens - self.left + tokens,
                 self._sequences + (tokens > 0),

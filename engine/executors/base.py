@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -55,4 +55,37 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give back threads and memory. Idempotent; `forward` is an error afterwards."""
+        ...
+
+
+@runtime_checkable
+class PausableExecutor(Executor, Protocol):
+    """An executor whose step can be put aside half done, and gone on with later.
+
+    One step at a time lies aside. Meanwhile `forward` runs others, whose logits are apart from its
+    own, and its batch is not touched: neither the arrays nor the pages that it names. However often
+    it pauses, what comes out is the same bits.
+    """
+
+    def start(self, batch: StepBatch) -> torch.Tensor | None:
+        """As `forward`, but None when it was asked to `pause`: the step lies aside then.
+
+        A step that still lay there is given up; nothing of it is left but KV in its pages.
+        """
+        ...
+
+    def resume(self) -> torch.Tensor | None:
+        """Go on with the step that lies aside; as `start`.
+
+        Raises RuntimeError if there is none.
+        """
+        ...
+
+    def pause(self) -> None:
+        """Have the `start` or `resume` that runs, or else the next one, return within a layer,
+        unless its step is through by then. From any thread."""
+        ...
+
+    def unpause(self) -> None:
+        """Take `pause` back. From any thread."""
         ...

@@ -10,15 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from cache.host_memory import PageMemory
 from engine.architecture import Architecture
 from engine.decoder import Program, weight_names
-from engine.executors.base import StepBatch
+from engine.executors.base import Int32Array, StepBatch
 from engine.executors.native_build import NativeUnavailable
 from engine.executors.native_library import (
     ISA_NUMBERS,
+    NEVER,
+    Ending,
     OpKind,
     ShapeStruct,
     StepStruct,
@@ -54,7 +55,7 @@ def native_bytes_per_block(arch: Architecture, dtype: torch.dtype, block_tokens:
 
 
 class NativeExecutor:
-    """Implements `engine.executors.base.Executor` on the CPU.
+    """Implements `engine.executors.base.PausableExecutor` on the CPU.
 
     A row's result is the same bits whatever else is in the step, for a given dtype and instruction
     set. Weights are taken out of `weights` as they are packed, so that no matrix lives twice; when
@@ -87,7 +88,6 @@ class NativeExecutor:
         self.name = "native-float32" if dtype == torch.float32 else f"native-{self.isa}"
         self.device, self.dtype, self.block_tokens = torch.device("cpu"), dtype, block_tokens
         self.kv_layout = _LAYOUTS[dtype]
-        self._vocab_size = arch.vocab_size
         _check_weights(program, weights)
         shape = ShapeStruct(
             dtype=_DTYPE_NUMBERS[dtype],
@@ -119,32 +119,55 @@ class NativeExecutor:
         self._tables = packer.tables
         self._page_memory = PageMemory(blocks, block_bytes)
         self.pages = self._page_memory.pages
-        self._logits = torch.empty(0, arch.vocab_size)
-        self._step = StepStruct(
-            pages=self.pages.data_ptr(),
-            share_prefixes=int(share_prefixes),
-        )
+        self._pause_after = ctypes.c_int32(NEVER)
+        pages, share = self.pages.data_ptr(), int(share_prefixes)
+        self._main = _Workspace(0, arch.vocab_size, StepStruct(pages=pages, share_prefixes=share))
+        self._beside = _Workspace(1, arch.vocab_size, StepStruct(pages=pages, share_prefixes=share))
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """See `Executor.forward`. Raises ValueError for indices outside their range."""
         self._check_open()
-        step, rows = self._step, len(batch.logit_rows)
-        if rows > len(self._logits):
-            self._logits = torch.empty(rows, self._vocab_size)
-        tables = np.ascontiguousarray(batch.block_tables)
-        step.token_ids = _address(batch.token_ids)
-        step.positions = _address(batch.positions)
-        step.query_starts = _address(batch.query_starts)
-        step.context_lengths = _address(batch.context_lengths)
-        step.block_tables = _address(tables)
-        step.logit_rows = _address(batch.logit_rows)
-        step.logits = self._logits.data_ptr()
-        step.tokens = len(batch.token_ids)
-        step.sequences, step.table_width = tables.shape
-        step.logit_row_count = rows
-        if self._library.forebay_step(self._handle, ctypes.byref(step)):
+        space = self._main if self._main.batch is None else self._beside
+        space.fill(batch)
+        space.step.pause_after = None
+        ending = self._library.forebay_step(self._handle, space.number, ctypes.byref(space.step))
+        logits = self._logits(space, ending)
+        assert logits is not None
+        return logits
+
+    def start(self, batch: StepBatch) -> torch.Tensor | None:
+        """See `PausableExecutor.start`. Raises ValueError for indices outside their range."""
+        self._check_open()
+        space = self._main
+        space.fill(batch)
+        space.step.pause_after = ctypes.addressof(self._pause_after)
+        ending = self._library.forebay_step(self._handle, space.number, ctypes.byref(space.step))
+        return self._logits(space, ending)
+
+    def resume(self) -> torch.Tensor | None:
+        """See `PausableExecutor.resume`."""
+        self._check_open()
+        if self._main.batch is None:
+            raise RuntimeError("no step lies aside")
+        ending = self._library.forebay_resume(self._handle, self._main.number)
+        return self._logits(self._main, ending)
+
+    def pause(self, after_op: int = 0) -> None:
+        """See `PausableExecutor.pause`: after op `after_op` of the program at the earliest."""
+        self._pause_after.value = after_op
+
+    def unpause(self) -> None:
+        """See `PausableExecutor.unpause`."""
+        self._pause_after.value = NEVER
+
+    def _logits(self, space: _Workspace, ending: int) -> torch.Tensor | None:
+        """What the step left, or None if it lies aside now. Raises ValueError if it failed."""
+        if ending == Ending.PAUSED:
+            return None
+        space.batch = None
+        if ending == Ending.FAILED:
             raise ValueError(self._library.forebay_error().decode())
-        return self._logits[:rows]
+        return space.logits[: space.step.logit_row_count]
 
     def profile(self) -> dict[str, float]:
         """Milliseconds per kind of op since the last call, and go on counting.
@@ -170,6 +193,39 @@ class NativeExecutor:
     def _check_open(self) -> None:
         if not self._release.alive:
             raise RuntimeError("the executor is closed")
+
+
+class _Workspace:
+    """A step as the kernels see it, and what must not go while it is under way."""
+
+    __slots__ = ("_tables", "_vocab_size", "batch", "logits", "number", "step")
+
+    def __init__(self, number: int, vocab_size: int, step: StepStruct) -> None:
+        self.number = number
+        self.step = step
+        self.logits = torch.empty(0, vocab_size)
+        self.batch: StepBatch | None = None
+        self._tables: Int32Array | None = None
+        self._vocab_size = vocab_size
+
+    def fill(self, batch: StepBatch) -> None:
+        """Point the step at this batch. Raises ValueError for arrays of another form."""
+        step, rows = self.step, len(batch.logit_rows)
+        self.batch = None
+        if rows > len(self.logits):
+            self.logits = torch.empty(rows, self._vocab_size)
+        tables = np.ascontiguousarray(batch.block_tables)
+        step.token_ids = _address(batch.token_ids)
+        step.positions = _address(batch.positions)
+        step.query_starts = _address(batch.query_starts)
+        step.context_lengths = _address(batch.context_lengths)
+        step.block_tables = _address(tables)
+        step.logit_rows = _address(batch.logit_rows)
+        step.logits = self.logits.data_ptr()
+        step.tokens = len(batch.token_ids)
+        step.sequences, step.table_width = tables.shape
+        step.logit_row_count = rows
+        self.batch, self._tables = batch, tables
 
 
 def _choose_isa(library: ctypes.CDLL, dtype: torch.dtype) -> str:
@@ -202,7 +258,7 @@ def _check_weights(program: Program, weights: dict[str, torch.Tensor]) -> None:
         raise NativeUnavailable(f"{len(missing)} weights are missing, the first is {missing[0]}")
 
 
-def _address(array: NDArray[np.int32]) -> int:
+def _address(array: Int32Array) -> int:
     if array.dtype != np.int32 or not array.flags.c_contiguous:
         raise ValueError("a step's arrays must be C-contiguous int32")
     return array.ctypes.data

@@ -14,6 +14,9 @@ from engine.executors.native_build import NativeUnavailable, build_library
 NONE = -1
 """No such vector, or no window."""
 
+NEVER = 2**31 - 1
+"""An op that no program has: a step that may pause after it does not."""
+
 ISA_NUMBERS = {"auto": 0, "portable": 1, "avx512bf16": 2, "amx": 3}
 ACTIVATION_NUMBERS = {"silu": 0, "gelu_tanh": 1}
 
@@ -29,6 +32,14 @@ class NativeBuffer(IntEnum):
     GATED = 5
     FINAL = 6
     LOGITS = 7
+
+
+class Ending(IntEnum):
+    """How a call that runs a step ends, numbered as in program.h."""
+
+    DONE = 0
+    FAILED = 1
+    PAUSED = 2
 
 
 class OpKind(IntEnum):
@@ -84,7 +95,7 @@ class StepStruct(ctypes.Structure):
             (name, c_void_p)
             for name in (
                 "token_ids", "positions", "query_starts", "context_lengths", "block_tables",
-                "logit_rows", "pages", "logits",
+                "logit_rows", "pages", "logits", "pause_after",
             )
         ),
         *(
@@ -107,7 +118,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "forebay_add_vector": (c_int32, (c_void_p, c_void_p, c_int32)),
     "forebay_add_rope": (c_int32, (c_void_p, POINTER(c_double), c_int32, c_float)),
     "forebay_add_op": (c_int32, (c_void_p, POINTER(OpStruct))),
-    "forebay_step": (c_int32, (c_void_p, POINTER(StepStruct))),
+    "forebay_step": (c_int32, (c_void_p, c_int32, POINTER(StepStruct))),
+    "forebay_resume": (c_int32, (c_void_p, c_int32)),
     "forebay_profile": (None, (c_void_p, c_int32, POINTER(c_int64))),
     "forebay_read": (c_int64, (c_void_p, c_void_p, c_int64)),
 }

@@ -1,4 +1,7 @@
 // One model on one pool: its weights, its program, its buffers, and how a step runs.
+//
+// A step's activations and how far it is lie in a workspace. So one step can pause between two ops
+// while another runs in the other workspace, and go on as if nothing had been.
 #pragma once
 
 #include <array>
@@ -57,13 +60,17 @@ class Executor : public Work {
   }
 
   int add_rope(const double* inverse_frequencies, int count, float amplitude) {
-    ropes_.push_back({{inverse_frequencies, inverse_frequencies + count}, amplitude, {}});
+    ropes_.push_back({{inverse_frequencies, inverse_frequencies + count}, amplitude});
     return static_cast<int>(ropes_.size()) - 1;
   }
 
   void add_op(const Op& op) { ops_.push_back(op); }
 
-  virtual void step(const Step& step) = 0;
+  // Runs a step in a workspace, giving up the one that is paused there, if any. kDone or kPaused.
+  virtual Ending step(int workspace, const Step& step) = 0;
+
+  // Goes on with the step that is paused in a workspace. kDone or kPaused again.
+  virtual Ending resume(int workspace) = 0;
 
   void profile(bool on) {
     profiling_ = on;
@@ -102,7 +109,7 @@ class Spread : public Work {
 
   void run(Pool& pool) {
     const uint32_t units = static_cast<uint32_t>((count_ + grain_ - 1) / grain_);
-    pool.run(*this, &units, 1);
+    pool.run(*this, &units, 0, 1);
   }
   void unit(int, uint32_t index, int) noexcept override {
     const int first = static_cast<int>(index) * grain_;
@@ -123,6 +130,20 @@ inline void Executor::pack(int matrix, const void* source, int rows, int columns
   Spread<decltype(body)>(rows, 4 * kLanes, body).run(pool_);
 }
 
+// What a step under way is made of. Kept from step to step, as large as the largest one needed.
+struct Workspace {
+  Arena arena;
+  std::array<Rows, kBuffers> buffers{};
+  Rows queries;              // [tokens][heads][padded head_dim], rotated, in the weights' dtype
+  std::vector<Rows> angles;  // per rope [tokens][2][frequencies]: cos, then sin
+  int capacity = 0;          // tokens that there is room for
+  AttentionPlan plan;
+  std::vector<uint32_t> units;
+  std::vector<LinearGrid> grids;
+  const Step* step = nullptr;  // under way, else null
+  int next_op = 0;
+};
+
 template <class Kernel>
 class KernelExecutor : public Executor {
  public:
@@ -138,40 +159,58 @@ class KernelExecutor : public Executor {
       scratch_.push_back(make_scratch());
       linear_scratch_.push_back(std::make_unique<LinearScratch>());
     }
-    reserve(shape.max_tokens);
+    reserve(spaces_[0], shape.max_tokens);  // the other one when it is first needed
   }
 
   static int padded_head_dim(int head_dim) {
     return static_cast<int>(round_up(head_dim, Kernel::kHeadMultiple));
   }
 
-  void step(const Step& step) override {
+  Ending step(int workspace, const Step& step) override {
+    Workspace& space = spaces_.at(workspace);
+    space.step = nullptr;
     check(step);
-    if (step.tokens > capacity_) reserve(step.tokens);
-    for (Rope& rope : ropes_) reserve_angles(rope);
-    step_ = &step;
-    plan_.build(step, group_, shape_.block_tokens);
-    buffers_[kLogits] = {reinterpret_cast<char*>(step.logits), shape_.vocab * sizeof(float)};
+    if (step.tokens > space.capacity) reserve(space, std::max(step.tokens, shape_.max_tokens));
+    reserve_angles(space);
+    space.plan.build(step, group_, shape_.block_tokens);
+    space.buffers[kLogits] = {reinterpret_cast<char*>(step.logits), shape_.vocab * sizeof(float)};
     const size_t ops = ops_.size();
-    units_.resize(ops);
-    grids_.resize(ops);
-    for (size_t i = 0; i < ops; ++i) units_[i] = count_units(ops_[i], grids_[i]);
-    if (profiling_) {
-      op_ns_.assign(ops, 0);
-      pool_.run(*this, units_.data(), static_cast<int>(ops), op_ns_.data());
-      for (size_t i = 0; i < ops; ++i) kind_ns_[ops_[i].kind] += op_ns_[i];
-    } else {
-      pool_.run(*this, units_.data(), static_cast<int>(ops));
-    }
+    space.units.resize(ops);
+    space.grids.resize(ops);
+    space.step = &step;
+    space.next_op = 0;
+    space_ = &space;
+    for (size_t i = 0; i < ops; ++i) space.units[i] = count_units(ops_[i], space.grids[i]);
+    return resume(workspace);
+  }
+
+  Ending resume(int workspace) override {
+    Workspace& space = spaces_.at(workspace);
+    if (!space.step) throw std::invalid_argument("no step is paused there");
+    space_ = &space;
+    pause_after_ = space.step->pause_after;
+    const int ops = static_cast<int>(ops_.size()), first = space.next_op;
+    if (profiling_) op_ns_.assign(ops_.size(), 0);
+    space.next_op = pool_.run(*this, space.units.data(), first, ops,
+                              profiling_ ? op_ns_.data() : nullptr);
+    if (profiling_)
+      for (int i = first; i < space.next_op; ++i) kind_ns_[ops_[i].kind] += op_ns_[i];
+    if (space.next_op < ops) return kPaused;
+    space.step = nullptr;
+    return kDone;
   }
 
   void unit(int index, uint32_t unit, int worker) noexcept override {
+    // One worker runs an op's first unit: that one decides for all.
+    if (unit == 0 && pause_after_ && index >= __atomic_load_n(pause_after_, __ATOMIC_RELAXED) &&
+        index + 1 < static_cast<int>(ops_.size()))
+      pool_.end_after(index);
     const Op& op = ops_[index];
     switch (static_cast<OpKind>(op.kind)) {
       case kLinear:
       case kLinearAdd:
       case kGatedLinear:
-        linear(op, grids_[index], unit, worker);
+        linear(op, space_->grids[index], unit, worker);
         return;
       case kAttend:
         attend(op, unit, worker);
@@ -213,36 +252,39 @@ class KernelExecutor : public Executor {
     return {arena.take(rows * lines * 64), lines * 64};
   }
 
-  void reserve(int tokens) {
+  void reserve(Workspace& space, int tokens) {
     // Tiles read whole blocks of 16 rows only where rows exist; one spare block costs nothing.
     const size_t rows = round_up(static_cast<size_t>(tokens), 32);
-    activations_ = Arena();
+    space.capacity = 0;  // until there is room again
+    space.arena = Arena();
     const size_t query = static_cast<size_t>(shape_.heads) * shape_.head_dim;
     const size_t kv = static_cast<size_t>(shape_.kv_heads) * shape_.head_dim;
     auto multiplied = [&](size_t columns) {
-      return make_rows(activations_, rows,
+      return make_rows(space.arena, rows,
                        round_up(columns, Kernel::kReductionMultiple) * sizeof(Element));
     };
     auto floats = [&](size_t columns) {
-      return make_rows(activations_, rows, round_up(columns, kLanes) * sizeof(float));
+      return make_rows(space.arena, rows, round_up(columns, kLanes) * sizeof(float));
     };
-    buffers_[kResidual] = floats(shape_.hidden);
-    buffers_[kNormed] = multiplied(shape_.hidden);
-    buffers_[kQkv] = floats(query + 2 * kv);
-    buffers_[kAttended] = multiplied(query);
-    buffers_[kDelta] = floats(shape_.hidden);
-    buffers_[kGated] = multiplied(round_up(shape_.intermediate, kLanes));
-    buffers_[kFinal] = multiplied(shape_.hidden);
-    queries_ = make_rows(activations_, rows,
-                         static_cast<size_t>(shape_.heads) * layout_.head_dim * sizeof(Element));
-    for (Rope& rope : ropes_) rope.angles = {};
-    capacity_ = tokens;
+    space.buffers[kResidual] = floats(shape_.hidden);
+    space.buffers[kNormed] = multiplied(shape_.hidden);
+    space.buffers[kQkv] = floats(query + 2 * kv);
+    space.buffers[kAttended] = multiplied(query);
+    space.buffers[kDelta] = floats(shape_.hidden);
+    space.buffers[kGated] = multiplied(round_up(shape_.intermediate, kLanes));
+    space.buffers[kFinal] = multiplied(shape_.hidden);
+    space.queries =
+        make_rows(space.arena, rows,
+                  static_cast<size_t>(shape_.heads) * layout_.head_dim * sizeof(Element));
+    space.angles.clear();
+    space.capacity = tokens;
   }
 
-  void reserve_angles(Rope& rope) {
-    if (rope.angles.data) return;
-    rope.angles = make_rows(activations_, static_cast<size_t>(capacity_),
-                            2 * rope.inverse_frequencies.size() * sizeof(float));
+  // Apart from the rest: when the first workspace is made, the ropes are not known yet.
+  void reserve_angles(Workspace& space) {
+    for (size_t i = space.angles.size(); i < ropes_.size(); ++i)
+      space.angles.push_back(make_rows(space.arena, static_cast<size_t>(space.capacity),
+                                       2 * ropes_[i].inverse_frequencies.size() * sizeof(float)));
   }
 
   // Everything that is used as an index, so that a wrong step is an error and not a stray write.
@@ -289,7 +331,7 @@ class KernelExecutor : public Executor {
   }
 
   int rows_of(const Op& op) const {
-    return op.selected ? step_->logit_row_count : step_->tokens;
+    return op.selected ? space_->step->logit_row_count : space_->step->tokens;
   }
 
   // Rows per unit of a row-wise op: small enough to share the work, large enough to be worth it.
@@ -307,7 +349,7 @@ class KernelExecutor : public Executor {
         grid = LinearGrid(rows, matrices_[op.matrix].panels, shape_.threads, Kernel::kBlockRows);
         return grid.units;
       case kAttend:
-        return static_cast<uint32_t>(plan_.items.size()) * shape_.kv_heads;
+        return static_cast<uint32_t>(space_->plan.items.size()) * shape_.kv_heads;
       case kSelect:
         return 1;
       default:
@@ -320,28 +362,32 @@ class KernelExecutor : public Executor {
   void linear(const Op& op, const LinearGrid& grid, uint32_t unit, int worker) {
     const Matrix& matrix = matrices_[op.matrix];
     Finish finish{static_cast<OpKind>(op.kind), static_cast<Activation>(op.activation),
-                  vector(op.vector), vector(op.vector2), buffers_[op.out],
+                  vector(op.vector), vector(op.vector2),
+                  space_->buffers[op.out],
                   op.out == kLogits ? shape_.vocab : matrix.panels * kLanes};
     linear_unit<Kernel>(tiles_[worker].tiles, *linear_scratch_[worker], grid, unit,
-                        buffers_[op.src], rows_of(op), matrix, finish);
+                        space_->buffers[op.src], rows_of(op), matrix, finish);
   }
 
   void attend(const Op& op, uint32_t unit, int worker) {
-    const AttentionItem& item = plan_.items[unit / shape_.kv_heads];
+    const AttentionPlan& plan = space_->plan;
+    const AttentionItem& item = plan.items[unit / shape_.kv_heads];
     const AttentionLayer layer{shape_.heads, shape_.kv_heads, shape_.head_dim, op.window, op.scale,
                                layout_, op.layer, shape_.block_tokens};
-    AttentionUnit<Kernel>(tiles_[worker].tiles, *scratch_[worker], layer, *step_,
+    AttentionUnit<Kernel>(tiles_[worker].tiles, *scratch_[worker], layer, *space_->step,
                           static_cast<int>(unit % shape_.kv_heads))
-        .run(item, plan_.members.data() + item.first_member, queries_, buffers_[kAttended]);
+        .run(item, plan.members.data() + item.first_member, space_->queries,
+             space_->buffers[kAttended]);
   }
 
   // One unit, because rows move towards the front, over others that have moved already.
   void select() {
-    for (int row = 0; row < step_->logit_row_count; ++row) {
-      const int from = step_->logit_rows[row];
+    const Step& step = *space_->step;
+    for (int row = 0; row < step.logit_row_count; ++row) {
+      const int from = step.logit_rows[row];
       if (from == row) continue;
       for (const Buffer buffer : {kResidual, kAttended}) {
-        const Rows& rows = buffers_[buffer];
+        const Rows& rows = space_->buffers[buffer];
         std::memcpy(rows.row<char>(row), rows.row<char>(from), rows.stride);
       }
     }
@@ -350,20 +396,23 @@ class KernelExecutor : public Executor {
   void token(const Op& op, int row) {
     const int hidden = shape_.hidden;
     const float eps = shape_.norm_eps;
-    float* residual = buffers_[kResidual].row<float>(row);
+    const std::array<Rows, kBuffers>& buffers = space_->buffers;
+    float* residual = buffers[kResidual].row<float>(row);
     switch (static_cast<OpKind>(op.kind)) {
       case kAngles:
-        angles(ropes_[op.rope], row);
+        angle_row(ropes_[op.rope], space_->step->positions[row],
+                  space_->angles[op.rope].row<float>(row));
         return;
       case kEmbed:
-        embed_row<Kernel>(matrices_[op.matrix], hidden, step_->token_ids[row], op.scale, residual);
+        embed_row<Kernel>(matrices_[op.matrix], hidden, space_->step->token_ids[row], op.scale,
+                          residual);
         return;
       case kNorm:
         norm_row<Kernel>(residual, vectors_[op.vector], hidden, eps,
-                         buffers_[op.out].row<Element>(row));
+                         buffers[op.out].row<Element>(row));
         return;
       case kNormAdd:
-        norm_add_row(buffers_[kDelta].row<float>(row), vectors_[op.vector], hidden, eps, residual);
+        norm_add_row(buffers[kDelta].row<float>(row), vectors_[op.vector], hidden, eps, residual);
         return;
       case kRotateAndStore:
         rotate_and_store(op, row);
@@ -373,24 +422,21 @@ class KernelExecutor : public Executor {
     }
   }
 
-  void angles(const Rope& rope, int row) {
-    angle_row(rope, step_->positions[row], rope.angles.row<float>(row));
-  }
-
   void rotate_and_store(const Op& op, int row) {
     const Rope& rope = ropes_[op.rope];
     const HeadRotation rotation{shape_.head_dim, shape_.norm_eps, rope.frequencies(),
-                                rope.angles.row<float>(row)};
+                                space_->angles[op.rope].row<float>(row)};
     alignas(64) float head[kMaxHeadDim] = {};
     const int padded = layout_.head_dim;
-    const float* from = buffers_[kQkv].row<float>(row);
-    Element* query = queries_.row<Element>(row);
+    const float* from = space_->buffers[kQkv].row<float>(row);
+    Element* query = space_->queries.row<Element>(row);
     for (int h = 0; h < shape_.heads; ++h, from += shape_.head_dim, query += padded) {
       rotation.rotate(from, vector(op.vector), head);
       round_head<Kernel>(head, padded, query);
     }
-    const int position = step_->positions[row], slot = position % shape_.block_tokens;
-    char* block = step_->pages + page_of(row, position) * layout_.block_bytes;
+    const Step& step = *space_->step;
+    const int position = step.positions[row], slot = position % shape_.block_tokens;
+    char* block = step.pages + page_of(row, position) * layout_.block_bytes;
     alignas(64) Element rounded[kMaxHeadDim];
     const float* values = from + shape_.kv_heads * shape_.head_dim;
     for (int h = 0; h < shape_.kv_heads; ++h) {
@@ -405,10 +451,11 @@ class KernelExecutor : public Executor {
   }
 
   size_t page_of(int row, int position) const {
-    const int32_t* starts = step_->query_starts;
+    const Step& step = *space_->step;
+    const int32_t* starts = step.query_starts;
     const int s = static_cast<int>(
-        std::upper_bound(starts, starts + step_->sequences + 1, row) - starts - 1);
-    const int32_t* table = step_->block_tables + static_cast<size_t>(s) * step_->table_width;
+        std::upper_bound(starts, starts + step.sequences + 1, row) - starts - 1);
+    const int32_t* table = step.block_tables + static_cast<size_t>(s) * step.table_width;
     return static_cast<size_t>(table[position / shape_.block_tokens]);
   }
 
@@ -416,15 +463,10 @@ class KernelExecutor : public Executor {
   int group_;  // query heads per KV head
   std::vector<std::unique_ptr<AttentionScratch>> scratch_;
   std::vector<std::unique_ptr<LinearScratch>> linear_scratch_;
-  Arena activations_;
-  std::array<Rows, kBuffers> buffers_{};
-  Rows queries_;  // [tokens][heads][padded head_dim], rotated, in the weights' dtype
-  int capacity_ = 0;
-  AttentionPlan plan_;
-  std::vector<uint32_t> units_;
-  std::vector<LinearGrid> grids_;
+  std::array<Workspace, kWorkspaces> spaces_;
+  Workspace* space_ = nullptr;  // of the step that runs
+  const int32_t* pause_after_ = nullptr;  // of the step that runs
   std::vector<int64_t> op_ns_;
-  const Step* step_ = nullptr;  // the step in progress
 };
 
 }  // namespace forebay

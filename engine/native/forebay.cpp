@@ -127,8 +127,17 @@ int forebay_add_op(void* handle, const Op* op) {
   return guarded([&] { at(handle).add_op(*op); });
 }
 
-int forebay_step(void* handle, const Step* step) {
-  return guarded([&] { at(handle).step(*step); });
+// Runs a step in a workspace. Returns how it ended; kPaused: it is to be resumed there.
+int forebay_step(void* handle, int workspace, const Step* step) {
+  int ending = kFailed;
+  guarded([&] { ending = at(handle).step(workspace, *step); });
+  return ending;
+}
+
+int forebay_resume(void* handle, int workspace) {
+  int ending = kFailed;
+  guarded([&] { ending = at(handle).resume(workspace); });
+  return ending;
 }
 
 // Starts (or, off, ends) counting; `ns` gets what was counted since, per OpKind.

@@ -79,11 +79,11 @@ inline void norm_add_row(const float* x, const float* weight, int n, float eps, 
 struct Rope {
   std::vector<double> inverse_frequencies;
   float amplitude;
-  Rows angles;  // [tokens][2][frequencies]: cos, then sin, of this step's tokens
 
   int frequencies() const { return static_cast<int>(inverse_frequencies.size()); }
 };
 
+// Writes cos, then sin, of every frequency's angle at `position`.
 inline void angle_row(const Rope& rope, int position, float* out) {
   const int n = rope.frequencies();
   for (int i = 0; i < n; ++i) {

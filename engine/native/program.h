@@ -54,6 +54,11 @@ enum OpKind : int32_t {
   kOpKinds = 10,
 };
 
+// How a call that runs a step ends.
+enum Ending : int32_t { kDone = 0, kFailed = 1, kPaused = 2 };
+
+constexpr int kWorkspaces = 2;  // steps that can be under way at a time
+
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
 constexpr int32_t kNone = -1;  // no such vector, or no window
@@ -74,7 +79,7 @@ struct Op {
 };
 
 // One step, as engine.executors.base.StepBatch. All memory is the caller's and only read, except
-// `pages` and `logits`.
+// `pages` and `logits`; it stays as it is until the step is over, pauses included.
 struct Step {
   const int32_t* token_ids;
   const int32_t* positions;
@@ -84,6 +89,9 @@ struct Step {
   const int32_t* logit_rows;
   char* pages;
   float* logits;
+  // Null: the step does not pause. Else it does after the first op whose index is *pause_after or
+  // greater, but for the last one; other threads may write here while it runs.
+  const int32_t* pause_after;
   int32_t tokens;
   int32_t sequences;
   int32_t table_width;

@@ -3,6 +3,9 @@
 // Every op is a number of independent units, handed out one by one. An op is over when all its
 // units are done, not when all workers have arrived: a worker that is asleep or preempted holds up
 // nothing but the unit in its hands, and one that joins late runs through what is already over.
+//
+// A run can end early: a unit may say that its op is the last one. All workers learn of that by
+// what tells them that the op is over.
 #pragma once
 
 #include <atomic>
@@ -10,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -61,18 +65,21 @@ class Pool {
 
   int threads() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Runs op 0, 1, ... `ops` in order, op i having units[i] units. Returns when all are done. With
-  // `op_ns`, adds the wall time of op i to op_ns[i]. One caller at a time.
-  void run(Work& work, const uint32_t* units, int ops, int64_t* op_ns = nullptr) {
+  // Runs ops first, first + 1, ... up to `ops` in order, op i having units[i] units. Returns the
+  // op to go on with: `ops` when all are done. With `op_ns`, adds the wall time of op i to
+  // op_ns[i]. One caller at a time.
+  int run(Work& work, const uint32_t* units, int first, int ops, int64_t* op_ns = nullptr) {
     // A straggler of the last run may still be reading its counters; nobody else is in here.
     wait_until([this] { return inside_.load(std::memory_order_acquire) == 0; });
     reserve(ops);
-    for (int op = 0; op < ops; ++op) {
+    for (int op = first; op < ops; ++op) {
       counters_[op].next.store(0, std::memory_order_relaxed);
       counters_[op].done.store(0, std::memory_order_relaxed);
       units_[op] = units[op];
     }
+    first_ = first;
     ops_ = ops;
+    last_.store(kNoLast, std::memory_order_relaxed);
     work_ = &work;
     if (!threads_.empty()) {
       {
@@ -87,7 +94,13 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       open_ = false;
     }
+    const int last = last_.load(std::memory_order_relaxed);
+    return last == kNoLast ? ops : last + 1;
   }
+
+  // Ends the run after `op`. To be called by a unit of that op, which is not over before the unit
+  // is: whoever sees the one sees the other.
+  void end_after(int op) { last_.store(op, std::memory_order_relaxed); }
 
  private:
   struct alignas(128) Counters {
@@ -97,6 +110,7 @@ class Pool {
 
   static constexpr int kSpins = 1000;      // tens of microseconds, then the core is given up
   static constexpr int kIdleSpins = 400;   // between runs the sampler wants the cores
+  static constexpr int kNoLast = std::numeric_limits<int>::max();
 
   template <class Condition>
   static void wait_until(Condition condition) {
@@ -121,7 +135,7 @@ class Pool {
     Work& work = *work_;
     Clock::time_point started;
     if (op_ns) started = Clock::now();
-    for (int op = 0; op < ops_; ++op) {
+    for (int op = first_; op < ops_; ++op) {
       Counters& counters = counters_[op];
       const uint32_t total = units_[op];
       uint32_t mine = 0;
@@ -140,6 +154,7 @@ class Pool {
             std::chrono::duration_cast<std::chrono::nanoseconds>(now - started).count();
         started = now;
       }
+      if (last_.load(std::memory_order_relaxed) <= op) break;
     }
     leave_(worker);
   }
@@ -175,7 +190,9 @@ class Pool {
   std::unique_ptr<Counters[]> counters_;
   std::vector<uint32_t> units_;
   int capacity_ = 0;
+  int first_ = 0;
   int ops_ = 0;
+  std::atomic<int> last_{kNoLast};
   Work* work_ = nullptr;
 };
 

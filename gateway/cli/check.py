@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gateway.reload import ConfigSource
 from gateway.settings import ModelSettings
 from gateway.settings_cache import CacheSettings
 from gateway.settings_redis import OFF, RedisSettings, shown_url
@@ -17,6 +16,9 @@ from gateway.settings_tenants import TenantSettings
 
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]) -> None:
     """Validate a configuration file and say what it amounts to."""
+    # It takes longer to import than most commands run, so not when another one is asked for.
+    from gateway.reload import ConfigSource
+
     settings = ConfigSource(config, os.environ, {}).load().settings
     server = settings.server
     scheme = "https" if server.tls.cert else "http"

@@ -13,20 +13,20 @@ import typer
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
-from gateway.lifecycle import Lifecycle
 from gateway.listening import HANDED_OVER
-from gateway.load_progress import ReportProgress
-from gateway.metrics import Metrics
-from gateway.reload import ConfigSource, RuntimeConfig
-from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from gateway.fleet_control import FleetControl
+    from gateway.lifecycle import Lifecycle
+    from gateway.load_progress import ReportProgress
+    from gateway.metrics import Metrics
     from gateway.models import Models
     from gateway.named_cache_store import NamedCacheStore
+    from gateway.reload import ConfigSource, RuntimeConfig
     from gateway.server import OpenedFleet, OpenFleet
+    from gateway.settings import Settings
     from gateway.tenancy import Tenancy
 
 _LAST_PORT = 65_535
@@ -58,6 +58,9 @@ def serve_command(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> int:
     """Load the models and answer requests until told to stop."""
+    # It takes longer to import than most commands run, so not when another one is asked for.
+    from gateway.reload import ConfigSource
+
     given = {
         "--host": host,
         "--port": port,

@@ -161,7 +161,8 @@ def engine_ms(answer: httpx.Response) -> float:
 
 
 def test_on_the_device_no_tenant_hits_anothers(first: Running) -> None:
-    cold = first.ask("acme", "hot secret", cache_salt="s")
+    colds = [first.ask("acme", "hot secret", cache_salt=salt) for salt in ("q", "r", "s")]
+    assert [total(cold) for cold in colds] == [0] * 3
     repeats = [first.ask("acme", "hot secret", cache_salt="s") for _ in range(2)]
     assert all(cached(repeat)["device"] >= 300 for repeat in repeats)
     others = [
@@ -169,11 +170,11 @@ def test_on_the_device_no_tenant_hits_anothers(first: Running) -> None:
         first.ask("ac", "hot secret"),
         first.ask("ac", "hot secret", cache_salt="mes", prompt_cache_key="acme", user="acme"),
     ]
-    assert [total(other) == 0 for other in others] == [True] * 3
-    assert {text(other) for other in others} == {text(cold)}
+    assert [total(other) for other in others] == [0] * 3
+    assert {text(other) for other in others} == {text(cold) for cold in colds}
     # nor does time tell: a hit is many times faster than what any of these took
     assert min(map(engine_ms, others)) > 2 * min(map(engine_ms, repeats))
-    assert min(map(engine_ms, others)) > engine_ms(cold) / 3
+    assert min(map(engine_ms, others)) > min(map(engine_ms, colds)) / 3
 
 
 def test_in_dram_no_tenant_hits_anothers(first: Running) -> None:

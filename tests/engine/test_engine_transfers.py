@@ -186,7 +186,7 @@ def test_an_erasure_knows_the_requests_that_came_in_before_it(store):
 
 
 class Mortal:
-    """An executor whose `forward` ends the step loop when told to."""
+    """An executor whose steps end the step loop when told to."""
 
     def __init__(self, real):
         self._real = real
@@ -197,11 +197,18 @@ class Mortal:
         return getattr(self._real, name)
 
     def forward(self, batch):
+        self._check(batch)
+        return self._real.forward(batch)
+
+    def start(self, batch):
+        self._check(batch)
+        return self._real.start(batch)
+
+    def _check(self, batch):
         if self.deadly:
             raise SystemExit("the executor is gone")
         if self.poison is not None and (batch.token_ids == self.poison).any():
             raise RuntimeError("poisoned")
-        return self._real.forward(batch)
 
 
 @pytest.mark.parametrize("step", [None, *LOADS, *WRITES])

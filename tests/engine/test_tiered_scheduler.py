@@ -72,6 +72,27 @@ def test_a_prompt_can_come_from_all_tiers_at_once():
     stage.check()
 
 
+def test_what_comes_from_dram_while_a_step_lies_aside_runs_beside_it():
+    stage = TierStage(pages=16, redis=False)
+    stage.run("1", prompt(1, 4))
+    push_out(stage)
+    stage.submit("patient", prompt(9, 7), priority=2)
+    counted = []
+
+    def beside(chunks):
+        stage.submit("urgent", prompt(1, 4))
+        counted.append(stage.step_beside(2, 64))
+        assert len(stage.scheduler.loading) == 1
+        stage.copier.close()
+        counted.append(stage.step_beside(2, 64))
+
+    stage.step(beside)
+    assert [[chunk.tokens for chunk in chunks] for chunks in counted] == [[], [3]]
+    assert stage.done["urgent"].cache_use.dram_tokens == 64
+    stage.finish()
+    stage.check()
+
+
 @pytest.mark.parametrize("tail", [0, 1, 15])
 @pytest.mark.parametrize("tier", ["device", "dram", "redis"])
 def test_the_last_token_is_always_computed(tier, tail):
@@ -390,6 +411,33 @@ class TieredCacheMachine(RuleBasedStateMachine):
             if moves:
                 self.stage.copier.step()
                 self.stage.redis.step()
+
+    @rule(
+        priority=st.sampled_from([1, 2, 9]),
+        newcomer=st.booleans(),
+        allowed=st.lists(st.integers(1, 32), min_size=1, max_size=3),
+    )
+    def interrupted_step(self, priority, newcomer, allowed):
+        """Whatever runs beside it, a step that lies aside keeps its slots and pages."""
+
+        def beside(chunks):
+            held = {chunk.sequence: list(chunk.sequence.pages) for chunk in chunks}
+            preemptions = self.stage.scheduler.preemptions
+            if newcomer:
+                self.ask(4, 1, 2, "a", 3, 0, 0, False, 1.0, None, None)
+            for tokens in allowed:
+                planned = self.stage.step_beside(priority, tokens)
+                assert sum(chunk.tokens for chunk in planned) <= tokens
+                for chunk in planned:
+                    assert chunk.sequence not in held
+                    assert chunk.sequence.rank.priority < priority
+                self.stage.copier.step()
+            for sequence, pages in held.items():
+                assert sequence.slot is not None
+                assert sequence.pages == pages
+            assert self.stage.scheduler.preemptions == preemptions
+
+        self.stage.step(beside)
 
     @rule(index=st.integers(0, 5), fails=st.booleans())
     def transfer(self, index, fails):

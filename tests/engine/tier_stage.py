@@ -243,14 +243,38 @@ class TierStage:
     def abort(self, name: str) -> None:
         self.scheduler.remove(self.sequences.pop(name))
 
-    def step(self) -> list[Chunk]:
-        """One step of the loop, with a model that writes each block's bytes when it is full."""
+    def step(self, beside: Callable[[list[Chunk]], None] | None = None) -> list[Chunk]:
+        """One step of the loop, with a model that writes each block's bytes when it is full.
+
+        It is put aside for what `beside` does, if that is given and the step is not empty.
+        """
         self.cache.settle()
         chunks = self.scheduler.schedule()
+        self._check_starts()
+        if beside is not None and chunks:
+            with self.scheduler.put_aside(chunks):
+                beside(chunks)
+        self._compute(chunks)
+        self.cache.maintain()
+        self.listen()
+        return chunks
+
+    def step_beside(self, priority: int, tokens: int) -> list[Chunk]:
+        """One step while another one lies aside."""
+        self.cache.settle()
+        chunks = self.scheduler.schedule_beside(priority, tokens)
+        self._check_starts()
+        self._compute(chunks)
+        self.cache.maintain()
+        return chunks
+
+    def _check_starts(self) -> None:
         for sequence in self.scheduler.running:
             if sequence.request.request_id not in self._started:
                 self._started.add(sequence.request.request_id)
                 self._check_start(sequence)
+
+    def _compute(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
             end = sequence.computed + chunk.tokens
@@ -266,9 +290,6 @@ class TierStage:
                     self.scheduler.remove(sequence)
                     name = sequence.request.request_id
                     self.done[name] = self.sequences.pop(name)
-        self.cache.maintain()
-        self.listen()
-        return chunks
 
     def listen(self) -> None:
         """Take in what the cache tells of its blocks."""

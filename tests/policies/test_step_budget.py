@@ -24,6 +24,10 @@ def never_asked(shape: StepShape) -> float:
     raise AssertionError("without a target nothing is predicted")
 
 
+def never_asked_but_for_the_constant(shape: StepShape) -> float:
+    return CONSTANT_S if shape == StepShape(0, 0, 0, 0) else never_asked(shape)
+
+
 def budget(tokens: int, streams: Streams, predict=step_s) -> StepBudget:
     return StepBudget(tokens, streams, 16, predict)
 
@@ -49,6 +53,30 @@ def test_the_second_prompt_gets_what_the_first_leaves_of_the_time():
     step = budget(256, Streams(2, 200, 0.1))
     step.take(40, 0)
     assert 0 < step.prefill(1000, 0) < alone - 39
+
+
+def test_a_further_step_gets_what_the_first_leaves_of_the_time_and_costs_one_of_its_own():
+    step = budget(256, Streams(2, 200, 0.1))
+    step.take(40, 0)
+    together = step.prefill(1000, 0)
+    further = step.further(128)
+    apart = further.prefill(1000, 0)
+    assert 0 < apart < together
+    first = StepShape(2 + 40 + apart, 4, 200 + 820 + apart * (apart + 1) // 2, 240 + apart)
+    assert step_s(first) + CONSTANT_S <= 0.09
+    further.take(apart, 0)
+    assert further.prefill(1000, 0) == 0
+    assert step.prefill(1000, 0) == together
+
+
+def test_a_further_step_without_a_target_has_its_own_tokens():
+    step = budget(256, Streams(2, 200), never_asked_but_for_the_constant)
+    step.take(254, 0)
+    assert not step.has_room
+    further = step.further(100)
+    assert further.prefill(1000, 0) == 100
+    further.take(30, 0)
+    assert further.left == 70
 
 
 def test_a_long_context_costs_tokens():

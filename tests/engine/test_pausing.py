@@ -1,0 +1,408 @@
+"""A long step is put aside for who is more urgent, and nobody loses anything by it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.engine import Engine, EngineOptions
+from engine.request import FinishReason
+from policies.floors import ClassFloors
+from tests.engine.flow_stage import FlowStage
+from tests.engine.harness import Collector, request
+from tests.engine.mock_executor import MockExecutor, expected_text
+
+URGENT, PATIENT = 0, 2
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(90) for _ in range(length)]
+
+
+class Stage:
+    """An engine on a mock whose layers a test can act in, on the engine's own thread."""
+
+    def __init__(self, blocks: int = 64, **options: int) -> None:
+        chosen = {"max_context": 256, "max_running": 8, "step_tokens": 128, **options}
+        self.collector = Collector()
+        self.executor = MockExecutor(blocks)
+        self.engine = Engine(self.executor, frozenset(), EngineOptions(**chosen), self.collector)
+        self.texts: dict[str, list[int]] = {}
+        self._layers = 0
+
+    def submit(self, name: str, length: int, tokens: int = 4, **terms: int) -> None:
+        start = prompt(len(self.texts), length)
+        self.texts[name] = expected_text(start, tokens)
+        self.engine.submit(request(name, start, tokens, **terms))
+
+    def in_layer(self, number: int, act: Callable[[], None]) -> None:
+        """Do something in that layer, counted from 0 over all steps that can be put aside."""
+
+        def count(_: int) -> None:
+            self._layers += 1
+            if self._layers == number + 1:
+                act()
+
+        self.executor.in_layer = count
+
+    def run(self) -> None:
+        """Until everybody is served, as a lone cold run would serve him."""
+        self.engine.start()
+        self.collector.wait(["patient"])
+        self.collector.wait(self.texts)
+        for name, text in self.texts.items():
+            assert self.collector.outcomes[name].token_ids == text, name
+        self.check()
+
+    def check(self) -> None:
+        self.engine.check_integrity()
+        stats = self.engine.stats()
+        assert (stats.running, stats.waiting, stats.pages_held) == (0, 0, 0)
+
+    def first_tokens(self) -> list[str]:
+        """Who got a first token, in that order."""
+        told = [each.request_id for report in self.collector.reports for each in report.outputs]
+        return list(dict.fromkeys(told))
+
+
+@pytest.fixture
+def stages():
+    opened: list[Stage] = []
+
+    def build(*args: int, **options: int) -> Stage:
+        opened.append(Stage(*args, **options))
+        return opened[-1]
+
+    yield build
+    for stage in opened:
+        stage.engine.close()
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_who_is_more_urgent_comes_first_and_the_step_goes_on(stages, layer):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.in_layer(layer, lambda: stage.submit("urgent", 20, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == [layer]
+    assert stage.executor.steps[:3] == [(20, 1), (128, 1), (73, 2)]
+    assert stage.first_tokens() == ["urgent", "patient"]
+
+
+def test_after_the_last_layer_the_step_is_not_put_aside(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.in_layer(3, lambda: stage.submit("urgent", 20, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == []
+    assert stage.executor.steps[0] == (128, 1)
+
+
+def test_one_step_can_be_put_aside_several_times(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    names = iter(("first", "second", "third"))
+    stage.executor.in_layer = lambda _: (
+        stage.submit(name, 20, priority=URGENT) if (name := next(names, None)) else None
+    )
+    stage.run()
+    assert stage.executor.pauses == [0, 1, 2]
+    assert stage.executor.steps[:4] == [(20, 1), (20, 1), (20, 1), (128, 1)]
+
+
+@pytest.mark.parametrize("priority", [PATIENT, PATIENT + 1])
+def test_who_is_not_more_urgent_waits(stages, priority):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.in_layer(1, lambda: stage.submit("other", 20, priority=priority))
+    stage.run()
+    assert stage.executor.pauses == []
+    assert stage.executor.steps[0] == (128, 1)
+
+
+def test_a_step_with_a_prompt_as_urgent_is_not_put_aside(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.submit("before", 40, priority=URGENT)
+    stage.in_layer(1, lambda: stage.submit("urgent", 20, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == []
+
+
+def test_a_short_step_is_not_put_aside(stages):
+    stage = stages()
+    stage.submit("patient", 31, tokens=9, priority=PATIENT)
+    stage.in_layer(1, lambda: stage.submit("urgent", 20, priority=URGENT))
+    stage.engine.start()
+    stage.collector.wait(["patient"])
+    assert stage.executor.pauses == []
+    assert list(stage.texts) == ["patient"]  # no step of it could be put aside
+    stage.check()
+
+
+def test_what_runs_beside_is_bounded_by_a_step_of_tokens(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+
+    def many_come() -> None:
+        for n in range(4):
+            stage.submit(f"urgent{n}", 50, priority=URGENT)
+
+    stage.in_layer(1, many_come)
+    stage.run()
+    assert stage.executor.steps[:2] == [(100, 2), (128, 1)]
+
+
+def test_what_runs_beside_is_bounded_by_a_few_steps(stages):
+    stage = stages(max_running=16)
+    stage.submit("patient", 200, priority=PATIENT)
+    forward, come = stage.executor.forward, iter(range(4))
+
+    def forward_and_one_more_comes(batch):
+        if (n := next(come, None)) is not None:
+            stage.submit(f"late{n}", 3, priority=URGENT)
+        return forward(batch)
+
+    stage.executor.forward = forward_and_one_more_comes
+    stage.in_layer(1, lambda: stage.submit("urgent", 3, priority=URGENT))
+    stage.run()
+    assert stage.executor.steps[:5] == [(3, 1)] * 4 + [(128, 1)]
+
+
+def test_a_prompt_that_would_not_be_through_is_not_begun(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.in_layer(1, lambda: stage.submit("urgent", 129, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == [1]
+    assert stage.executor.steps[0] == (128, 1)
+
+
+def test_no_slot_is_taken_from_the_step_that_lies_aside(stages):
+    stage = stages(max_running=1)
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.in_layer(1, lambda: stage.submit("urgent", 20, priority=URGENT))
+    stage.run()
+    assert stage.executor.steps[:2] == [(128, 1), (20, 1)]
+    assert stage.engine.stats().preemptions == 1  # afterwards
+
+
+def test_no_page_is_taken_from_the_step_that_lies_aside(stages):
+    stage = stages(blocks=16)
+    stage.submit("patient", 240, priority=PATIENT)
+    stage.in_layer(1, lambda: stage.submit("urgent", 100, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == [1]
+    assert stage.executor.steps[:2] == [(128, 1), (100, 1)]
+    assert stage.engine.stats().preemptions == 1  # afterwards
+
+
+def test_an_abort_of_who_lies_aside_waits_for_the_step(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+
+    def act() -> None:
+        stage.engine.abort("patient")
+        stage.submit("urgent", 20, priority=URGENT)
+
+    stage.in_layer(1, act)
+    stage.engine.start()
+    stage.collector.wait(["patient", "urgent"])
+    assert stage.executor.steps[:2] == [(20, 1), (128, 1)]
+    assert stage.collector.outcomes["patient"].finish is FinishReason.ABORT
+    assert stage.collector.outcomes["urgent"].token_ids == stage.texts["urgent"]
+    stage.check()
+
+
+def test_a_step_that_fails_beside_fails_alone(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.executor.poison = 96
+
+    def act() -> None:
+        stage.engine.submit(request("bad", [5, 96], 3, priority=URGENT))
+        stage.submit("urgent", 20, priority=URGENT)
+
+    stage.in_layer(1, act)
+    stage.run()
+    stage.collector.wait(["bad"])
+    assert stage.executor.pauses == [1]
+    assert stage.collector.outcomes["bad"].error == "RuntimeError"
+    assert stage.first_tokens()[-1] == "patient"
+
+
+def test_a_step_that_fails_after_it_lay_aside_is_tried_again(stages):
+    stage = stages()
+    stage.submit("patient", 100, priority=PATIENT)
+    stage.submit("other", 28, priority=PATIENT)
+
+    def act(layer: int) -> None:
+        if layer == 1:
+            stage.submit("urgent", 20, priority=URGENT)
+        elif layer == 2:
+            stage.executor.in_layer = None
+            raise RuntimeError("the second half failed")
+
+    stage.executor.in_layer = act
+    stage.run()
+    assert stage.executor.pauses == [1]
+    assert stage.executor.steps[:3] == [(20, 1), (100, 1), (28, 1)]
+
+
+def test_closing_while_a_step_lies_aside_ends_everything(stages):
+    stage = stages()
+    stage.submit("patient", 200, priority=PATIENT)
+    closing = threading.Thread(target=stage.engine.close)
+
+    def act() -> None:
+        stage.submit("urgent", 20, priority=URGENT)
+        closing.start()
+        with stage.engine._wake:
+            assert stage.engine._wake.wait_for(lambda: stage.engine._stopping, 10.0)
+
+    stage.in_layer(1, act)
+    stage.engine.start()
+    stage.collector.wait(["patient", "urgent"])
+    closing.join()
+    assert stage.executor.pauses == [1]
+    assert stage.executor.steps == [(128, 1)]
+    ends = {outcome.finish for outcome in stage.collector.outcomes.values()}
+    assert ends == {FinishReason.ABORT}
+    assert stage.executor.closed
+
+
+def test_reports_tell_each_step_its_own_time_and_the_interrupted_one_teaches_nothing(
+    stages, monkeypatch
+):
+    stage = stages()
+    now_s = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now_s[0], monotonic=lambda: now_s[0])
+    monkeypatch.setattr("engine.engine.time", clock)
+    learned = []
+    monkeypatch.setattr(
+        stage.engine._cache.cost, "observe_step", lambda shape, s: learned.append(shape.tokens)
+    )
+    forward = stage.executor.forward
+
+    def slow_forward(batch):
+        now_s[0] += 10.0
+        return forward(batch)
+
+    def layer(number: int) -> None:
+        now_s[0] += 1.0
+        if number == 1 and "urgent" not in stage.texts:
+            stage.submit("urgent", 20, tokens=1, priority=URGENT)
+
+    stage.executor.forward = slow_forward
+    stage.executor.in_layer = layer
+    stage.submit("patient", 200, tokens=1, priority=PATIENT)
+    stage.run()
+    steps = [(each.tokens, each.seconds) for each in stage.collector.reports if each.sequences]
+    assert steps == [(20, 10.0), (128, 4.0), (72, 4.0)]
+    assert learned == [20, 72]
+    assert stage.engine.stats().steps == 3
+
+
+def test_streams_wait_no_longer_than_their_target_for_both_steps():
+    """A step takes 10 ms and 1 ms a token; of 200 ms, 180 may be predicted."""
+    for length, beside in ((60, 60), (61, 0)):
+        stage = FlowStage(step_tokens=100)
+        stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.2)
+        stage.step()
+        stage.submit("patient", 500, priority=PATIENT)
+        chunks = stage.scheduler.schedule()
+        assert [chunk.tokens for chunk in chunks] == [1, 99]
+        stage.submit("urgent", length, priority=URGENT)
+        with stage.scheduler.put_aside(chunks):
+            planned = stage.scheduler.schedule_beside(PATIENT, 100)
+            assert sum(chunk.tokens for chunk in planned) == beside
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_nobody_is_let_in_beside_a_step_that_is_closed_to_all(monkeypatch, closed):
+    """A class whose long prompt finds no pages may close the door to the others."""
+    stage = FlowStage(pages=16, step_tokens=64)
+    stage.submit("standard", 100, priority=1)
+    stage.step()
+    stage.submit("patient", 240, priority=PATIENT)
+    monkeypatch.setattr(ClassFloors, "due", lambda _: [PATIENT])
+    monkeypatch.setattr(ClassFloors, "closes_door", lambda *_: closed)
+    chunks = stage.scheduler.schedule()
+    assert [chunk.tokens for chunk in chunks] == [36]
+    stage.submit("urgent", 20, priority=URGENT)
+    with stage.scheduler.put_aside(chunks):
+        planned = stage.scheduler.schedule_beside(1, 64)
+    assert [chunk.tokens for chunk in planned] == ([] if closed else [20])
+
+
+def test_who_lies_aside_cannot_be_removed():
+    stage = FlowStage()
+    patient = stage.submit("patient", 200, priority=PATIENT)
+    chunks = stage.scheduler.schedule()
+    with stage.scheduler.put_aside(chunks), pytest.raises(AssertionError):
+        stage.scheduler.remove(patient)
+    stage.abort("patient")
+    stage.check()
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 40),  # the layer in which it comes
+        st.integers(1, 120),  # prompt tokens
+        st.integers(0, 80),  # of which these are everybody's
+        st.integers(1, 6),  # answer tokens
+        st.sampled_from([0, 1, 2]),  # priority
+        st.booleans(),  # aborted in the next layer
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(arrivals=ARRIVALS)
+@settings(max_examples=40, deadline=None)
+def test_no_pause_changes_a_text(arrivals):
+    stage = Stage(blocks=20, max_running=4, step_tokens=64)
+    shared = prompt(99, 80)
+    jobs: dict[str, tuple[list[int], int]] = {}
+    plan: dict[int, list[Callable[[], None]]] = {}
+    for n, (layer, length, common, tokens, priority, aborted) in enumerate(arrivals):
+        name, start = f"r{n}", (shared[:common] + prompt(n, 120))[:length]
+        jobs[name] = (start, tokens)
+        each = request(name, start, tokens, priority=priority)
+        plan.setdefault(layer, []).append(partial(stage.engine.submit, each))
+        if aborted:
+            plan.setdefault(layer + 1, []).append(partial(stage.engine.abort, name))
+    layers = iter(range(1000))
+
+    def act(_: int) -> None:
+        for do in plan.pop(next(layers), []):
+            do()
+
+    def give_up_plan() -> list[Callable[[], None]]:
+        stage.executor.in_layer = None
+        return [do for _, rest in sorted(plan.items()) for do in rest]
+
+    stage.executor.in_layer = act
+    stage.submit("patient", 200, priority=PATIENT)
+    stage.engine.start()
+    stage.collector.wait(["patient"])
+    for do in stage.engine.call(give_up_plan):
+        do()
+    stage.collector.wait(jobs)
+    for name, (start, tokens) in jobs.items():
+        outcome, text = stage.collector.outcomes[name], expected_text(start, tokens)
+        if outcome.finish is FinishReason.ABORT:
+            text = text[: len(outcome.token_ids)]
+        assert outcome.token_ids == text, name
+    assert stage.collector.outcomes["patient"].token_ids == stage.texts["patient"]
+    stage.check()
+    stage.engine.close()
