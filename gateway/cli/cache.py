@@ -52,7 +52,8 @@ def explain(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each part of a recent request's prompt where it came from, or why it was computed."""
+    """Say where each part of a request's prompt came from. What was in no tier comes with the
+    reason for which it was computed."""
     response = _call("GET", f"/admin/requests/{quote(request_id, safe='')}/cache", url, key)
     if as_json:
         typer.echo(response.text)
@@ -90,7 +91,7 @@ def erase(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a tenant's KV and named prefixes from every tier of the server's own."""
+    """Remove a tenant's KV and named prefixes from every tier here."""
     if not TENANT_ID.fullmatch(tenant):
         raise CommandError(f"TENANT: {TENANT_ID_RULE}", exit_code=exit_codes.USAGE)
     params = {} if user is None else {"user": user}

@@ -25,8 +25,8 @@ from gateway.state_dir import new_key
 from gateway.tenants import hash_key
 
 keys = typer.Typer(
-    help="Make API keys and hash them for a configuration file (create, hash), or manage those of "
-    "a running server (issue, list, rotate, expire, revoke)."
+    help="Make, list, rotate and revoke API keys. `create` and `hash` are for a configuration file "
+    "and need no server; the others are about the keys of a running one."
 )
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="The key's id, not the key itself.")]
@@ -74,8 +74,8 @@ def issue(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have a running server make a key for a tenant, of its configuration file or not. It is valid
-    at once, and shown once. `--set limits.rpm=60` gives it limits of its own."""
+    """Have a running server make a key, valid at once and shown once. The tenant may be of its
+    configuration file or not. `--set limits.rpm=60` gives the key limits of its own."""
     body: dict[str, Any] = {**given_settings(None, settings), "tenant": tenant, "name": name}
     if lifetime is not None:
         body["expires_in"] = lifetime

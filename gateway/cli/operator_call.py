@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +24,10 @@ KEY_HINT = "see --key and FOREBAY_ADMIN_KEY; it must be the key that the server 
 READ_TIMEOUT_S = 180.0
 """A removal may take the server two minutes."""
 _WIDTH_WITHOUT_TERMINAL = 200
+_BESIDE_A_CELL = 3
+"""Blanks that a table has for each of its columns."""
+_FOLDED_TO = 24
+"""Characters, in a table, of a last column that is too long to be on one line."""
 
 Url = Annotated[str, typer.Option(help="The server's address.")]
 Key = Annotated[
@@ -81,14 +86,56 @@ def console() -> Console:
     return made
 
 
-def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table of texts; what is None is left blank."""
+def show_rows(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, figures: int = 0
+) -> None:
+    """A table of texts, the last `figures` columns of it numbers; what is None is left blank.
+
+    A terminal that is too narrow for it gets a line for each cell instead, so that nothing is cut
+    and no id is broken; a pipe always gets the table.
+    """
+    texts = [["" if cell is None else _on_one_line(str(cell)) for cell in row] for row in rows]
+    if not texts:
+        typer.echo("none")
+        return
+    made = console()
+    least_width = _least_width(columns, texts, figures)
+    if made.is_terminal and made.width < least_width:
+        typer.echo("\n\n".join(_record(columns, row) for row in texts))
+        return
+    made.width = max(made.width, least_width)
     table = Table(box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
-    console().print(table)
+    first_figure = len(columns) - figures
+    for number, column in enumerate(columns):
+        table.add_column(
+            column,
+            overflow="fold",
+            no_wrap=number < len(columns) - 1,
+            justify="right" if number >= first_figure else "left",
+        )
+    for row in texts:
+        table.add_row(*map(Text, row))
+    made.print(table)
+
+
+def _on_one_line(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _least_width(columns: Sequence[str], rows: list[list[str]], figures: int) -> int:
+    """The characters that the table takes when only a last column of text is folded."""
+    widths = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+    if not figures:
+        widths[-1] = min(widths[-1], max(_FOLDED_TO, cell_len(columns[-1])))
+    return sum(widths) + _BESIDE_A_CELL * len(widths) + 1
+
+
+def _record(columns: Sequence[str], row: Sequence[str]) -> str:
+    """A row as lines of its own; what is blank is left out."""
+    names = max(map(len, columns))
+    return "\n".join(
+        f"{column:<{names}}  {text}" for column, text in zip(columns, row, strict=True) if text
+    )
 
 
 def shown_time(moment_s: float | None) -> str:

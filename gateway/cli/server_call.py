@@ -11,6 +11,12 @@ from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+_NEXT_STEPS = {
+    "tenant_not_found": "`forebay tenants list` says which there are",
+    "key_not_found": "`forebay keys list` says which there are",
+    "tenant_exists": "`forebay tenants update` changes it",
+}
+"""What to do about a refusal, by its `code`."""
 
 
 @contextmanager
@@ -45,12 +51,16 @@ def connected(url: str, key: str, *, read_timeout_s: float) -> Iterator[httpx.Cl
 
 
 def refusal(response: httpx.Response, *, key_hint: str) -> str:
-    """What the server said against a request; `key_hint` where it is the key that is wrong."""
+    """What the server said against a request, and what to do about it; that is `key_hint` where it
+    is the key that is wrong."""
     try:
-        message = response.json()["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = "no reason given"
-    hint = f" ({key_hint})" if response.status_code == httpx.codes.UNAUTHORIZED else ""
+        error = response.json()["error"]
+        message, code = error["message"], error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = "no reason given", None
+    unauthorized = response.status_code == httpx.codes.UNAUTHORIZED
+    step = key_hint if unauthorized else _NEXT_STEPS.get(str(code))
+    hint = "" if step is None else f" ({step})"
     return f"the server answered {response.status_code}: {printable(str(message))}{hint}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -9,6 +10,7 @@ from urllib.parse import quote
 import httpx
 import typer
 
+from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
 from gateway.cli.operator_call import (
     KEY_HINT,
@@ -48,7 +50,7 @@ def list_command(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = Fals
                 tenant["source"],
                 tenant["keys"],
                 tenant["class"],
-                tenant["weight"],
+                _written(tenant["weight"]),
                 ", ".join(_limits(tenant["limits"])),
                 ", ".join(tenant["models"]),
                 tenant["problem"],
@@ -89,7 +91,7 @@ def update(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change settings; what is not named stays, and `--set limits.rpm=null` takes one back."""
+    """Change settings; what is not named stays. `--set limits.rpm=null` takes one back."""
     body = given_settings(file, settings)
     _show(ask("PATCH", _path(tenant), url, key, body=body), as_json=as_json)
 
@@ -105,10 +107,10 @@ def delete(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a tenant's keys, and erase its files, its batches and its part of the cache. What it
-    used stays in the ledger."""
-    if not yes:
-        typer.confirm(f"Delete {tenant}, its keys, files, batches and cache?", abort=True)
+    """Revoke a tenant's keys; erase its files, batches and cache. What it used stays in the
+    ledger."""
+    if not yes and not _agreed(f"Delete {tenant}, its keys, files, batches and cache?"):
+        raise CommandError("nothing was deleted")
     params = {"unknown": "allow"} if unknown else {}
     response = raw("DELETE", _path(tenant), url, key, params=params)
     partly_done = response.status_code == httpx.codes.SERVICE_UNAVAILABLE
@@ -127,6 +129,19 @@ def delete(
             typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
     if partly_done:
         raise CommandError(refusal(response, key_hint=KEY_HINT))
+
+
+def _agreed(question: str) -> bool:
+    """What somebody answers. Raises CommandError if nobody can, typer.Abort at Ctrl-C."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        typer.echo()
+        raise CommandError(
+            "nobody is here to be asked: --yes does without", exit_code=exit_codes.USAGE
+        ) from None
 
 
 def _path(tenant: str) -> str:
@@ -152,7 +167,14 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
         elif isinstance(value, list):
             yield prefix + name, ", ".join(map(str, value))
         elif value is not None:
-            yield prefix + name, str(value)
+            yield prefix + name, _written(value)
+
+
+def _written(value: object) -> str:
+    """A setting as the configuration file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _limits(limits: dict[str, Any]) -> Iterator[str]:

@@ -7,12 +7,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
-from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, console
-from gateway.cli.server_call import DEFAULT_URL, printable
+from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, show_rows
+from gateway.cli.server_call import DEFAULT_URL
 
 _NOTHING = "-"
 _NAMES = ("tenant", "model", "key", "service_class", "start")
@@ -25,10 +22,10 @@ _COLUMNS = (
     "attainment",
     "goodput/s",
     "TTFT ms p50",
-    "p95",
-    "p99",
+    "TTFT p95",
+    "TTFT p99",
     "TPOT ms p50",
-    "p95",
+    "TPOT p95",
 )
 
 Start = Annotated[
@@ -49,7 +46,7 @@ def usage(
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what tenants have used, what it cost, and how their SLOs were met."""
+    """Say what tenants used, what it cost, and how promises were kept."""
     params = asked_for(tenant=tenant, start=start, end=end, group_by=by)
     response = ask("GET", "/admin/usage", url, key, params=params)
     answer = answered(response, "data")
@@ -58,17 +55,10 @@ def usage(
         return
     groups = answer["data"]
     names = [name for name in _NAMES if any(name in group for group in groups)]
-    table = Table(box=SIMPLE_HEAD)
-    for name in names:
-        table.add_column(name)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right")
-    for group in groups:
-        table.add_row(*(_name(group, name) for name in names), *_figures(group))
-    if answer["total"] is not None and len(groups) != 1:
-        names_of_total = ["all", *("" for _ in names[1:])] if names else []
-        table.add_row(*names_of_total, *_figures(answer["total"]))
-    console().print(table)
+    rows = [[*(_name(group, name) for name in names), *_figures(group)] for group in groups]
+    if answer["total"] is not None and len(groups) > 1:
+        rows.append(["all", *("" for _ in names[1:]), *_figures(answer["total"])])
+    show_rows((*names, *_COLUMNS), rows, figures=len(_COLUMNS))
 
 
 def asked_for(**params: str | None) -> dict[str, str]:
@@ -76,11 +66,11 @@ def asked_for(**params: str | None) -> dict[str, str]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def _name(group: Mapping[str, Any], name: str) -> Text:
+def _name(group: Mapping[str, Any], name: str) -> str:
     value = group.get(name, "")
     if name == "start" and isinstance(value, int | float):
         value = f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M}"
-    return Text(printable(str(value)))
+    return str(value)
 
 
 def _figures(group: Mapping[str, Any]) -> list[str]:
@@ -92,7 +82,7 @@ def _figures(group: Mapping[str, Any]) -> list[str]:
         f"{prompt:,}",
         f"{cached / prompt:.0%}" if prompt else _NOTHING,
         f"{group['output_tokens']:,}",
-        printable(str(group["cost_usd"])),
+        str(group["cost_usd"]),
         _NOTHING if attainment is None else f"{attainment:.2%}",
         f"{slo['goodput_rps']:.3g}",
         *(_ms(ttft, name) for name in ("p50", "p95", "p99")),

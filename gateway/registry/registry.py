@@ -225,7 +225,7 @@ class Registry:
         limits: LimitSettings | None = None,
     ) -> RuntimeKey:
         """Change what is given: `expires` is its new end in a tuple, (None,) for none. A 409 for a
-        key that is revoked."""
+        key that is revoked, and for a later end of one that was replaced: its time is measured."""
         self._refuse_files_key(key_id)
         async with self._changing(deed) as connection:
             key = await self._existing_key(connection, key_id)
@@ -235,6 +235,7 @@ class Registry:
                 key = replace(key, name=name)
                 deed.detail["name"] = name
             if expires is not None:
+                _refuse_longer_grace(key, expires[0])
                 key = replace(key, expires_s=expires[0])
                 deed.detail["expires_at"] = expires[0]
             await tables.update_key(connection, key)
@@ -347,6 +348,19 @@ def _unusable(error: SQLAlchemyError) -> ApiError:
         code="database_unavailable",
         retry_after_s=_RETRY_AFTER_S,
     )
+
+
+def _refuse_longer_grace(key: RuntimeKey, expires_s: float | None) -> None:
+    if key.replaced_by is None or key.expires_s is None:
+        return
+    if expires_s is None or expires_s > key.expires_s:
+        raise ApiError(
+            409,
+            f"This key was replaced by {key.replaced_by}, and ends when its time of grace is over; "
+            "it can only end sooner.",
+            param="expires_at",
+            code="key_replaced",
+        )
 
 
 def _key_detail(key: RuntimeKey) -> Mapping[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,7 +96,8 @@ def test_a_tenants_life(forebay: Run, url: str, tmp_path: Path) -> None:
         "tenants", "update", "life", "--set", "limits.rpm=null", "--set", "slo={ttft_ms: 500}"
     )
     assert "limits.rpm" not in changed
-    assert "slo.ttft_ms: 500.0" in changed
+    assert "slo.ttft_ms: 500\n" in changed
+    assert "receipt: true\n" in changed
     shown = last_json(forebay("tenants", "show", "life", "--json"))
     assert (shown["id"], shown["limits"]["concurrency"]) == ("life", 4)
     listed = forebay("tenants", "list")
@@ -171,7 +174,8 @@ def test_the_trail(forebay: Run) -> None:
         (["tenants", "create", "a b"], 1, "the server answered 400: id: must be 1 to 64"),
         (["keys", "expire", "key-1"], 2, "give one of --in, --at and --never"),
         (["keys", "expire", "key-1", "--never", "--in", "1d"], 2, "give one of --in"),
-        (["keys", "issue", "nobody"], 1, "404: There is no tenant of this id."),
+        (["keys", "issue", "nobody"], 1, "404: There is no tenant of this id. (`forebay tenants"),
+        (["keys", "revoke", "nothing"], 1, "404: There is no key of this id. (`forebay keys list`"),
         (["keys", "rotate", "../keys"], 1, "404"),
         (["tenants", "list", "--key", "wrong"], 1, "401: This is not the operator's key."),
     ],
@@ -187,6 +191,10 @@ def test_what_goes_wrong_is_one_line(
 
 def test_deleting_asks_first(forebay: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     forebay("tenants", "create", "asked")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert "nothing was deleted\n" in forebay("tenants", "delete", "asked", fails=1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert "--yes does without\n" in forebay("tenants", "delete", "asked", fails=2)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     forebay("tenants", "delete", "asked", fails=130)
     assert "source: runtime" in forebay("tenants", "show", "asked")

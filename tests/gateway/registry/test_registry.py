@@ -121,7 +121,7 @@ async def test_rotating_gives_the_old_key_its_grace_and_no_more(sqlite: Place) -
         old = await registry.create_key(
             "acme", deed(), name="ci", expires_s=ends_s, limits=LimitSettings(rpm=5)
         )
-        new = await registry.rotate_key(old.record.id, deed(), grace_s=0.2, lifetime_s=None)
+        new = await registry.rotate_key(old.record.id, deed(), grace_s=1.0, lifetime_s=None)
         assert gateway.admits(old.plain)
         assert gateway.admits(new.plain)
         await until(lambda: not gateway.admits(old.plain))
@@ -134,6 +134,19 @@ async def test_rotating_gives_the_old_key_its_grace_and_no_more(sqlite: Place) -
             with pytest.raises(ApiError) as caught:
                 await registry.rotate_key(key_id, deed(), grace_s=9, lifetime_s=None)
             assert caught.value.code == code
+
+
+async def test_a_key_that_was_replaced_cannot_be_brought_back(sqlite: Place) -> None:
+    async with sqlite.open() as database, following(database) as gateway:
+        registry = gateway.registry
+        old = await registry.create_key("acme", deed())
+        await registry.rotate_key(old.record.id, deed(), grace_s=60, lifetime_s=None)
+        for later in (None, time.time() + 1000):
+            with pytest.raises(ApiError) as caught:
+                await registry.change_key(old.record.id, deed(), expires=(later,))
+            assert (caught.value.status, caught.value.code) == (409, "key_replaced")
+        await registry.change_key(old.record.id, deed(), expires=(time.time() - 1,))
+        assert not gateway.admits(old.plain)
 
 
 async def test_a_grace_is_never_longer_than_the_key_had_left(sqlite: Place) -> None:
