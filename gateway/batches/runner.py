@@ -156,7 +156,11 @@ class BatchRunner:
             # whoever does not know the key leaves its batches to others: they may know it
             if (caller := self._find_caller(batch.tenant, batch.key)) is not None:
                 callers[batch] = caller
+        begun = 0
         while callers and len(self._running) < most and not self._draining:
+            if begun >= most:
+                self._lines_wanted.set()  # others may have come meanwhile, who have had nothing yet
+                return
             of_tenant = Counter(each.batch.tenant for each in self._running.values())
             batch = min(callers, key=lambda each: (of_tenant[each.tenant], each.id))
             tenants = len({each.tenant for each in callers})
@@ -164,6 +168,7 @@ class BatchRunner:
             share = max(1, (most - len(self._running)) // (2 * tenants))
             allowed = self._allowed(batch.id, share)
             taken = await self._lines.take(batch.id, allowed) if allowed else []
+            begun += len(taken)
             for line in taken:
                 self._start(tasks, line, batch, callers[batch])
             if not taken:

@@ -235,7 +235,7 @@ class Registry:
                 key = replace(key, name=name)
                 deed.detail["name"] = name
             if expires is not None:
-                _refuse_longer_grace(key, expires[0])
+                _refuse_longer_grace(key, expires[0], self._clock())
                 key = replace(key, expires_s=expires[0])
                 deed.detail["expires_at"] = expires[0]
             await tables.update_key(connection, key)
@@ -350,10 +350,10 @@ def _unusable(error: SQLAlchemyError) -> ApiError:
     )
 
 
-def _refuse_longer_grace(key: RuntimeKey, expires_s: float | None) -> None:
+def _refuse_longer_grace(key: RuntimeKey, expires_s: float | None, now_s: float) -> None:
     if key.replaced_by is None or key.expires_s is None:
         return
-    if expires_s is None or expires_s > key.expires_s:
+    if expires_s is None or expires_s > max(now_s, key.expires_s):
         raise ApiError(
             409,
             f"This key was replaced by {key.replaced_by}, and ends when its time of grace is over; "

@@ -122,6 +122,8 @@ def is_allowed(step: Step, model: Model) -> bool:
         return False
     if step.verb == "rotate":
         return key.good and not key.replaced
+    if step.verb == "revive":
+        return not key.revoked and not key.replaced
     return not key.revoked
 
 
