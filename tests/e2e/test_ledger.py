@@ -73,7 +73,7 @@ def test_rows_add_up_to_what_was_computed_whatever_happened(
         # refused: none of these is let in
         assert http.post(COMPLETIONS, json=completion("x", model="no"), headers=headers).is_error
         assert http.post(COMPLETIONS, json=completion("x" * 5000), headers=headers).is_error
-    with reading(ledgered, [story(n, 300) for n in range(STREAMS)]) as streams:
+    with reading(ledgered, [story(n, 800) for n in range(STREAMS)]) as streams:
         streams.until_begun()
         os.kill(worker_pids(ledgered)[0], signal.SIGKILL)
         finished = [told(each) for each in streams.results()]
