@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
 
 from gateway.choice import Choice
 from gateway.demand import Ask, demand_of, used_tokens
@@ -16,7 +15,7 @@ from gateway.endpoints import Task
 from gateway.models import AnyModel
 from gateway.outcome import is_charged, outcome_of
 from gateway.request import Request
-from gateway.tenancy import ModelTerms, Tenancy
+from gateway.tenancy import Tenancy
 from gateway.tenants import Caller
 from policies.limits import Limits
 
@@ -26,7 +25,6 @@ class Entrance:
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
-        self._terms = ModelTerms()
 
     async def let_in(
         self,
@@ -51,7 +49,7 @@ class Entrance:
         receipts = foresee(model, asks)
         first = receipts[0]
         settings = request.snapshot.settings
-        request.price = self._terms.price(settings, model.name)
+        request.price = self._tenancy.model_terms.price(settings, model.name)
         demand = demand_of(
             asks,
             [0 if each is None else each.candidate.cached.tokens for each in receipts],
@@ -70,7 +68,7 @@ class Entrance:
                 model.router,
                 asks[0],
                 request.terms,
-                max_queue_s=self._terms.max_queue_s(settings, model.name),
+                max_queue_s=self._tenancy.model_terms.max_queue_s(settings, model.name),
                 receipt=first,
                 may_downgrade=may_downgrade
                 and downgrade_to is not None
@@ -78,33 +76,17 @@ class Entrance:
             )
             request.reservation = reservation
             scope.push_async_exit(entering.pop_all())
-        scope.push(_Settling(request))
+        scope.push(lambda _kind, error, _trace: _settle(request, error))
 
 
-class _Settling:
+def _settle(request: Request, error: BaseException | None) -> None:
     """The last word on what was reserved, once nothing of the request runs any more."""
-
-    __slots__ = ("_request",)
-
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def __enter__(self) -> None:
-        """Nothing yet."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        request = self._request
-        outcome, _ = outcome_of(error)
-        charged = is_charged(outcome, batch=bool(request.batch))
-        if request.reservation is None or request.tenant is None or not charged:
-            return
-        usage = request.usage()
-        request.reservation.settle(used_tokens(usage, request.tenant), request.cost_nusd(usage))
+    outcome, _ = outcome_of(error)
+    charged = is_charged(outcome, batch=bool(request.batch))
+    if request.reservation is None or request.tenant is None or not charged:
+        return
+    usage = request.usage()
+    request.reservation.settle(used_tokens(usage, request.tenant), request.cost_nusd(usage))
 
 
 def asks_of(choices: Sequence[Choice], task: Task) -> list[Ask]:

@@ -25,7 +25,7 @@ from gateway.reload import RuntimeConfig
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.state_dir import StateDir
-from gateway.tenancy import ModelTerms, Tenancy
+from gateway.tenancy import Tenancy
 
 _LAST_SETTLEMENTS_S = 5.0
 
@@ -98,11 +98,11 @@ async def open_gateway(
                 redis=redis,
             )
         )
-        named, terms = NamedCaches(redis.named, secret), ModelTerms()
+        named = NamedCaches(redis.named, secret)
         meter = StorageMeter(
             lambda: _kept(runtime, named),
             book,
-            lambda model: terms.price(runtime.current.settings, model),
+            lambda model: tenancy.model_terms.price(runtime.current.settings, model),
         )
         if redis.url is None:
             held.callback(meter.end_all)  # named prefixes end with this process

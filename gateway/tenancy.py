@@ -61,6 +61,7 @@ class Tenancy:
         self.slo: SloBook = book
         self.admission = Admission()
         metrics.slo.watch(book, self.admission)
+        self.model_terms = ModelTerms()
         self.batches = LateBatches()
         self.lines: LineRunner | None = None
 

@@ -161,10 +161,6 @@ class KeyRing:
         if caller is None or self.caller(caller.key.id) is None:
             raise unauthorized("This API key is not valid any more.")
 
-    def authenticate(self, authorization: str | None) -> Tenant:
-        """The tenant of `identify`, with its errors."""
-        return self.identify(authorization).tenant
-
     def identify(self, authorization: str | None) -> Caller:
         """Whose key an `Authorization: Bearer KEY` header carries; raises a 401 ApiError.
 

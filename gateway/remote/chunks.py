@@ -45,7 +45,6 @@ class Chunks:
         self._continuous_usage = body.continuous_usage
         self._transcript = Transcript(body.choices)
         self._head: dict[str, Any] | None = None
-        self._moved = False
         self._has_content = False
         self._said_done = False
         self._any_finished = False
@@ -82,7 +81,6 @@ class Chunks:
         """Another replica starts from the beginning. Raises AnswerDiffers if what was said cannot
         be compared."""
         self._transcript.rewind()
-        self._moved = True
         self._said_done = False
         self._skeletons.clear()
         self._lessons_left = _LESSONS

@@ -194,14 +194,8 @@ def _priced(request: Request) -> Priced | None:
         return None
 
     def priced(usage: ReportedUsage) -> ReportedUsage:
-        cached = usage.cached_tokens or 0
-        cost_nusd = request.price.request_nusd(
-            uncached_tokens=usage.prompt_tokens - cached,
-            cached_tokens=cached,
-            output_tokens=usage.completion_tokens,
-            batch=bool(request.batch),
-        )
-        return usage._replace(wire=priced_usage(usage.wire, cost_nusd))
+        _note_usage(request, usage)
+        return usage._replace(wire=priced_usage(usage.wire, request.cost_nusd(request.usage())))
 
     return priced
 

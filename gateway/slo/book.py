@@ -32,29 +32,3 @@ class SloBook(Protocol):
     def weight_of(self, tenant: Tenant) -> float:
         """The tenant's weight as its error budget has it now: more while it burns too fast."""
         ...
-
-
-class NoSloBook:
-    """Nobody was promised anything."""
-
-    def note(
-        self,
-        tenant: Tenant,
-        model: str,  # noqa: ARG002 - all alike
-        *,
-        promised: bool,
-        ttft_s: float | None,
-        tpot_s: float | None,
-        publish_s: float | None,  # noqa: ARG002 - no target
-    ) -> bool | None:
-        """Judged, and forgotten."""
-        if not promised or not tenant.slo.promises:
-            return None
-        return tenant.slo.met(ttft_s, tpot_s)
-
-    def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:
-        """Forgotten."""
-
-    def weight_of(self, tenant: Tenant) -> float:
-        """As configured."""
-        return tenant.weight

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cache.block import Tier
 from cache.report import CacheUse
-from policies.pricing import usd_text
+from gateway.ledger.price_answer import priced_usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.cost_nusd is not None:
-            wire["cost_usd"] = usd_text(self.cost_nusd)
-        return wire
+        return wire if self.cost_nusd is None else priced_usage(wire, self.cost_nusd)
 
 
 def sum_by_tier(uses: Iterable[CacheUse | None]) -> dict[Tier, int]:

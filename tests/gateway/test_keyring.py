@@ -45,12 +45,12 @@ def test_every_key_leads_to_its_tenant() -> None:
         },
     )
     ring = build_key_ring(settings, {"A_2": "a-2", "B": "b-1\n"})
-    tenant = ring.authenticate("Bearer a-2")
-    assert ring.authenticate("bearer a-1") is tenant
+    tenant = ring.identify("Bearer a-2").tenant
+    assert ring.identify("bearer a-1").tenant is tenant
     assert (tenant.id, tenant.limits.concurrency) == ("a", None)
     assert tenant.may_use("x-1")
     assert not tenant.may_use("y")
-    other = ring.authenticate("Bearer b-1")
+    other = ring.identify("Bearer b-1").tenant
     assert (other.id, other.limits.concurrency, other.cache_scope) == ("b", 2, "none")
 
 
@@ -61,7 +61,7 @@ def test_every_key_leads_to_its_tenant() -> None:
 def test_anything_else_is_a_401_that_does_not_echo(header: str | None) -> None:
     ring = build_key_ring(settings_of(), {})
     with pytest.raises(ApiError) as caught:
-        ring.authenticate(header)
+        ring.identify(header)
     assert caught.value.status == 401
     assert "wrong-key" not in caught.value.message
 
@@ -124,8 +124,8 @@ def test_a_tenant_sees_its_receipts_unless_it_is_not_to() -> None:
     one = {"id": "a", "keys": [{"env": "A"}]}
     other = {"id": "b", "keys": [{"env": "B"}], "receipt": "off"}
     ring = build_key_ring(settings_of(one, other), {"A": "key-a", "B": "key-b"})
-    assert ring.authenticate("Bearer key-a").sees_receipt
-    assert not ring.authenticate("Bearer key-b").sees_receipt
+    assert ring.identify("Bearer key-a").tenant.sees_receipt
+    assert not ring.identify("Bearer key-b").tenant.sees_receipt
 
 
 def test_the_databases_password_is_a_known_secret() -> None:
@@ -144,11 +144,11 @@ def test_a_ring_is_joined_with_more_keys_and_stays_itself() -> None:
     facts = KeyFacts("key-b", Limits(rpm=1))
     joined = ring.joined([(hash_key("key-b"), more, facts)], [more])
     assert joined.identify("Bearer key-b") == Caller(more, facts)
-    assert joined.authenticate("Bearer key-a").id == "a"
+    assert joined.identify("Bearer key-a").tenant.id == "a"
     assert set(joined.tenants) == {"a", "b"}
     assert joined.has(hash_key("key-b"))
     with pytest.raises(ApiError):
-        ring.authenticate("Bearer key-b")
+        ring.identify("Bearer key-b")
     assert not ring.has(hash_key("key-b"))
     with pytest.raises(ValueError, match="listed twice"):
         joined.joined([(hash_key("key-a"), more, facts)], [])
@@ -164,10 +164,10 @@ def test_a_key_that_has_expired_lets_nobody_in() -> None:
         ]
     )
     for name in ("new", "ever"):
-        assert ring.authenticate(f"Bearer {name}") is tenant
+        assert ring.identify(f"Bearer {name}").tenant is tenant
         assert ring.caller(f"key-{name}") is not None
     with pytest.raises(ApiError) as caught:
-        ring.authenticate("Bearer old")
+        ring.identify("Bearer old")
     assert (caught.value.status, caught.value.message) == (401, "This API key is not valid.")
     assert ring.caller("key-old") is None
     assert ring.caller("key-none") is None

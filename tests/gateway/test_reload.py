@@ -44,7 +44,7 @@ class Running:
 
     def knows(self, key: str) -> bool:
         try:
-            self.config.current.key_ring.authenticate(f"Bearer {key}")
+            self.config.current.key_ring.identify(f"Bearer {key}")
         except ApiError:
             return False
         return True
@@ -81,7 +81,7 @@ async def test_quotas_and_shared_prefixes_are_put_to_use(running: Running) -> No
     assert await running.reloader.reload()
     current = running.config.current
     assert current.settings.shared_prefixes[0].text == "once"
-    tenant = current.key_ring.authenticate("Bearer key-1")
+    tenant = current.key_ring.identify("Bearer key-1").tenant
     assert tenant.cache == TenantCache(scope="user", dram_quota_bytes=1 << 20)
 
 

@@ -12,13 +12,13 @@ import pytest
 from gateway.errors import limit_exceeded, unavailable
 from gateway.ledger.row import LedgerRow
 from gateway.slo.admission import Admission, Downgrade
-from gateway.slo.book import NoSloBook
 from gateway.tenancy import Tenancy
 from gateway.tenants import Caller, Tenant
 from policies.limits import Demand
 from policies.service_class import ServiceClass
 from policies.slo import Slo
 from tests.gateway.fakes import ScriptedReplica
+from tests.gateway.slo.no_book import NoSloBook
 from tests.gateway.stage import (
     CHAT,
     COMPLETIONS,

@@ -52,13 +52,13 @@ class Gateway:
     def admits(self, key: str) -> bool:
         """Whether somebody with this key is let in."""
         try:
-            self.runtime.current.key_ring.authenticate(f"Bearer {key}")
+            self.runtime.current.key_ring.identify(f"Bearer {key}")
         except ApiError:
             return False
         return True
 
     def who(self, key: str) -> str:
-        return self.runtime.current.key_ring.authenticate(f"Bearer {key}").id
+        return self.runtime.current.key_ring.identify(f"Bearer {key}").tenant.id
 
 
 @asynccontextmanager

@@ -32,13 +32,13 @@ async def test_the_file_gains_a_tenant_that_was_made_at_run_time(sqlite: Place) 
         assert [entry["tenant"] for entry in logs] == ["beta"]
         ring = gateway.runtime.current.key_ring
         for key in (made.plain, "beta's in the file"):
-            assert ring.authenticate(f"Bearer {key}").weight == 5
+            assert ring.identify(f"Bearer {key}").tenant.weight == 5
         assert [each.id for each in gateway.runtime.current.settings.tenants] == ["acme", "beta"]
         # and when the file has it no longer, what was made at run time counts again
         with structlog.testing.capture_logs() as logs:
             gateway.runtime.replace(snapshot({"id": "acme"}))
         assert logs == []
-        assert gateway.runtime.current.key_ring.authenticate(f"Bearer {made.plain}").weight == 2
+        assert gateway.runtime.current.key_ring.identify(f"Bearer {made.plain}").tenant.weight == 2
 
 
 async def test_keys_of_a_tenant_that_left_the_file_wait_for_it(sqlite: Place) -> None:
@@ -123,7 +123,7 @@ async def test_a_reload_keeps_what_was_made_at_run_time_and_the_other_way_round(
         running.write("[{id: acme}, {id: gamma}]")
         assert await running.reloader.reload()
         assert applied[1:] == [["acme", "gamma", "beta"]]
-        assert running.runtime.current.key_ring.authenticate(f"Bearer {made.plain}").id == "beta"
+        assert running.runtime.current.key_ring.identify(f"Bearer {made.plain}").tenant.id == "beta"
         await gateway.registry.create_key("gamma", deed())
         await gateway.registry.delete_tenant("beta", deed(), unknown=False)
         await until(lambda: applied[2:] == [["acme", "gamma"]])

@@ -6,13 +6,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.slo.admission import Admission
-from gateway.slo.book import NoSloBook
 from gateway.slo.windowed_book import WindowedSloBook
 from gateway.slo_metrics import SloCollector
 from gateway.tenants import Tenant
 from policies.admission import Verdict
 from policies.service_class import ServiceClass
 from policies.slo import Slo
+from tests.gateway.slo.no_book import NoSloBook
 from tests.gateway.stage import tenant
 
 PROMISE = Slo(ttft_s=0.5, tpot_s=0.1, target=0.9)
