@@ -1,5 +1,5 @@
 """Makes `python -m loadtest` the command."""
 
-from loadtest.cli import main
+from loadtest.cli.main import main
 
 main()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtest.campaign import CampaignError
-from loadtest.connection import Endpoint, ExchangeError, fetch
+from loadtest.bench.campaign import CampaignError
+from loadtest.wire.connection import Endpoint, ExchangeError, fetch
 
 MODEL = "smollm2-135m-instruct"
 KEY_VARIABLE = "FOREBAY_LOADTEST_KEY"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated
 
 import typer
@@ -43,6 +44,9 @@ app.add_typer(tenants, name="tenants")
 app.add_typer(ledger, name="ledger")
 app.command("usage")(usage)
 
+_MOUNTED = "forebay.commands"
+"""The entry points by which others add commands of their own: each names a typer app."""
+
 
 def _show_version(wanted: bool) -> None:
     if wanted:
@@ -70,6 +74,7 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         if arguments is None:
             arguments = sys.argv[1:]
+        _mount_others(arguments)
         code = app(arguments or ["--help"], prog_name="forebay", standalone_mode=False)
     except ConfigError as error:
         return _complain(exit_codes.USAGE, *error.messages)
@@ -86,6 +91,17 @@ def run(arguments: list[str] | None = None) -> int:
     except _ClickException as error:
         return _complain(exit_codes.USAGE, error.format_message())  # type: ignore[attr-defined] # see _ClickException
     return code if isinstance(code, int) else exit_codes.OK
+
+
+def _mount_others(arguments: list[str]) -> None:
+    """Add the commands of others, unless one of ours is asked for: loading them takes time."""
+    ours = {each.name for each in app.registered_commands}
+    ours |= {each.name for each in app.registered_groups}
+    if arguments and arguments[0] in ours:
+        return
+    for entry in entry_points(group=_MOUNTED):
+        if entry.name not in ours:
+            app.add_typer(entry.load(), name=entry.name)
 
 
 def _complain(code: int, *messages: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.connection import Endpoint
+from loadtest.wire.connection import Endpoint
 
 
 @dataclass

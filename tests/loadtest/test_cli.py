@@ -14,8 +14,9 @@ import orjson
 import pytest
 from typer.testing import CliRunner
 
-from loadtest import campaign, forebay_server
-from loadtest.cli import app
+from loadtest import forebay_server
+from loadtest.bench import campaign
+from loadtest.cli.main import app
 from tests.loadtest.fake_server import Behaviour, Call, FakeServer, Reply, answer_well, fake_server
 
 _FAKE_FOREBAY = """\

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from loadtest.connection import Answer, Endpoint, connect
-from loadtest.routing_bench_proxy import (
+from loadtest.bench.routing_proxy import (
     CASES,
     MODEL,
     SIXTEEN_EVENTS,
@@ -15,6 +14,7 @@ from loadtest.routing_bench_proxy import (
     running_stub,
 )
 from loadtest.stub_server import PROMPT_TOKENS, WORD
+from loadtest.wire.connection import Answer, Endpoint, connect
 
 
 async def ask(endpoint: Endpoint, path: str, body: bytes) -> Answer:

@@ -1,0 +1,1 @@
+"""The benchmarks of forebay itself, part by part: `make bench`."""

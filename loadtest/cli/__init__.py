@@ -1,0 +1,1 @@
+"""`forebay loadtest`, also `python -m loadtest`."""

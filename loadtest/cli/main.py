@@ -1,0 +1,27 @@
+"""The command: `forebay loadtest`, also `python -m loadtest`."""
+
+from __future__ import annotations
+
+import signal
+
+import typer
+
+from loadtest.cli.bench import bench, measure, soak
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Load tests for forebay and any OpenAI-compatible server.",
+)
+app.command("run")(measure)
+app.command("bench")(bench)
+app.command("soak")(soak)
+
+
+def main() -> None:
+    """The command by itself. SIGTERM ends it like Ctrl-C: the servers that it started end with
+    it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app(prog_name="python -m loadtest")

@@ -1,0 +1,1 @@
+"""Sending a load to a server, and noting what comes back when."""

@@ -1,0 +1,1 @@
+"""Runs as a page that is opened by someone who was not there."""

@@ -1,0 +1,1 @@
+"""Figures: distributions, goodput, cost, intervals, and what queueing theory expects."""

@@ -1,0 +1,1 @@
+"""Recorded traffic: reading it, scaling it, and making prompts of it."""

@@ -1,0 +1,1 @@
+"""What is sent: workloads by name, when they arrive, and for whom."""

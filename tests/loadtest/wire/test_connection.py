@@ -1,0 +1,164 @@
+"""The client's HTTP: whole and cut answers, kept and closed connections, time-outs."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from loadtest.wire.connection import Endpoint, ExchangeError, connect, fetch
+from tests.loadtest.fake_server import Call, Reply, fake_server
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8000/v1", Endpoint("127.0.0.1", 8000, "/v1")),
+        ("http://host/v1/", Endpoint("host", 80, "/v1")),
+        ("https://host", Endpoint("host", 443, "", tls=True)),
+        ("http://[::1]:9/v1", Endpoint("::1", 9, "/v1")),
+    ],
+)
+def test_an_endpoint_is_read_from_its_url(url: str, expected: Endpoint) -> None:
+    assert Endpoint.parse(url) == expected
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/", "http://", "http://h:port/"])
+def test_a_bad_url_is_one_line_that_names_it(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        Endpoint.parse(url)
+
+    assert url in str(caught.value)
+
+
+def test_a_request_carries_key_and_length_and_never_shows_the_key() -> None:
+    endpoint = Endpoint("::1", 9, "/v1", key="sk-secret")
+    head, _, body = endpoint.request("POST", "/v1/completions", b"{}").partition(b"\r\n\r\n")
+
+    assert body == b"{}"
+    assert head.decode().split("\r\n") == [
+        "POST /v1/completions HTTP/1.1",
+        "host: [::1]:9",
+        "authorization: Bearer sk-secret",
+        "content-type: application/json",
+        "content-length: 2",
+    ]
+    assert "sk-secret" not in repr(endpoint)
+
+
+async def test_a_connection_is_kept_and_every_answer_timed() -> None:
+    async def slow(call: Call, reply: Reply) -> None:
+        await reply.head(transfer_encoding="chunked", x_custom="yes")
+        await reply.chunk(b"one")
+        await asyncio.sleep(0.05)
+        await reply.chunk(b"two")
+        await reply.chunk(b"")
+
+    async with fake_server(slow) as server, connect(server.endpoint) as connection:
+        request = server.endpoint.request("GET", "/v1/models")
+        answers = [await connection.exchange(request, 5) for _ in range(2)]
+
+    assert server.connections == 1
+    for answer in answers:
+        assert answer.status == 200
+        assert answer.headers["x-custom"] == "yes"
+        assert answer.whole
+        assert answer.body == b"onetwo"
+        first, second = answer.arrivals
+        assert second.at_s - first.at_s >= 0.045
+        assert answer.sent_at_s < first.at_s < second.at_s <= answer.ended_at_s
+
+
+async def test_a_server_that_closes_after_each_answer_is_connected_to_again() -> None:
+    async def closing(call: Call, reply: Reply) -> None:
+        await reply.whole(200, b"ok", connection="close")
+        reply.writer.close()
+
+    async with fake_server(closing) as server, connect(server.endpoint) as connection:
+        request = server.endpoint.request("GET", "/")
+        bodies = [(await connection.exchange(request, 5)).body for _ in range(3)]
+
+    assert bodies == [b"ok"] * 3
+    assert server.connections == 3
+
+
+async def test_an_idle_connection_that_closes_under_a_request_is_replaced_once() -> None:
+    async def quietly_closing(call: Call, reply: Reply) -> None:
+        if len(server.calls) == 2:
+            reply.writer.close()
+            return
+        await reply.whole(200, b"ok")
+
+    async with fake_server(quietly_closing) as server, connect(server.endpoint) as connection:
+        request = server.endpoint.request("GET", "/")
+        bodies = [(await connection.exchange(request, 5)).body for _ in range(2)]
+
+    assert bodies == [b"ok", b"ok"]
+    assert len(server.calls) == 3
+
+
+@pytest.mark.parametrize(
+    "headers", [{"transfer_encoding": "chunked"}, {"content_length": "100"}], ids=str
+)
+async def test_a_cut_answer_is_not_whole(headers: dict[str, str]) -> None:
+    async def cutting(call: Call, reply: Reply) -> None:
+        await reply.head(**headers)
+        await reply.chunk(b"half")
+        reply.writer.close()
+
+    async with fake_server(cutting) as server:
+        answer = await fetch(server.endpoint, "GET", "/")
+
+    assert not answer.whole
+
+
+async def test_without_a_length_the_end_of_the_connection_is_the_end() -> None:
+    async def delimited_by_close(call: Call, reply: Reply) -> None:
+        await reply.head(content_type="text/event-stream")
+        await reply.raw(b"all of it")
+        reply.writer.close()
+
+    async with fake_server(delimited_by_close) as server:
+        answer = await fetch(server.endpoint, "GET", "/")
+
+    assert answer.whole
+    assert answer.body == b"all of it"
+
+
+async def test_no_answer_and_no_server_are_lines_that_say_so() -> None:
+    async def mute(call: Call, reply: Reply) -> None:
+        reply.writer.close()
+
+    async with fake_server(mute) as server:
+        with pytest.raises(ExchangeError, match="closed without an answer"):
+            await fetch(server.endpoint, "GET", "/")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(ExchangeError, match=f"127.0.0.1:{port}: cannot connect"):
+            await fetch(Endpoint("127.0.0.1", port, ""), "GET", "/")
+
+
+async def test_what_is_not_http_is_a_line_that_says_so() -> None:
+    async def babbling(call: Call, reply: Reply) -> None:
+        await reply.raw(b"SSH-2.0-OpenSSH\r\n")
+
+    async with fake_server(babbling) as server:
+        with pytest.raises(ExchangeError, match=r"not HTTP/1\.1"):
+            await fetch(server.endpoint, "GET", "/")
+
+
+async def test_a_silent_server_times_out_and_its_connection_is_not_used_again() -> None:
+    async def silent_once(call: Call, reply: Reply) -> None:
+        if len(server.calls) == 1:
+            await asyncio.sleep(30)
+        await reply.whole(200, b"ok")
+
+    async with fake_server(silent_once) as server, connect(server.endpoint) as connection:
+        request = server.endpoint.request("GET", "/")
+        with pytest.raises(ExchangeError, match=r"within 0\.05 s"):
+            await connection.exchange(request, 0.05)
+        assert (await connection.exchange(request, 5)).body == b"ok"
+
+    assert server.connections == 2
