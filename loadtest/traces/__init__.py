@@ -1,1 +1,1 @@
-"""Recorded traffic: reading it, scaling it, and making prompts of it."""
+"""Recorded traffic: read from files, scaled, described, and made of loads."""
