@@ -25,6 +25,7 @@ from gateway.entrance import Entrance, asks_of
 from gateway.http_body import read_body
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
+from gateway.included import is_asked_for
 from gateway.ledger.price_answer import wants_price
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -47,6 +48,7 @@ from gateway.terms import Flows, read_terms
 from gateway.unknown_fields import UnknownFields
 from gateway.wire.json_body import parse_object
 from gateway.wire.reply import ReplyFormat, ReplyHead
+from gateway.wire.usage import ASKED_TIERS
 
 
 class Journey:
@@ -104,6 +106,7 @@ class Journey:
                 values = parse_object(body)
                 self.set_terms(request, tenant, values.get("service_tier"))
                 request.wants_price = wants_price(call)
+                request.wants_tiers = is_asked_for(call, ASKED_TIERS)
                 if peer is not None:
                     request.terms = request.terms.as_peers(peer, self._flows.of(peer.id))
                 try:

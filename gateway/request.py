@@ -56,6 +56,7 @@ class Request:
     reservation: Reservation | None = None
     price: Price = FREE
     wants_price: bool = False
+    wants_tiers: bool = False
     cache_owner: Tenant | None = None
     """Whose KV it is, where that is not `tenant`: a peer's tenant, which the peer's key speaks
     for."""
@@ -138,8 +139,10 @@ class Request:
         )
 
     def told_usage(self) -> Usage:
-        """As `usage`, with the price if the client wants that."""
+        """As `usage`, with the price and the tiers if the client wants them."""
         usage = self.usage()
+        if self.wants_tiers and self.shows_receipt:
+            usage = replace(usage, tells_tiers=True)
         return replace(usage, cost_nusd=self.cost_nusd(usage)) if self.wants_price else usage
 
     def cost_nusd(self, usage: Usage) -> int:

@@ -26,7 +26,12 @@ from gateway.settings_cache import (
     SharedPrefixSettings,
     refuse_greedy_floors,
 )
-from gateway.settings_fleet import RemoteSettings, ReplicaSettings, RoutingSettings
+from gateway.settings_fleet import (
+    BatchingSettings,
+    RemoteSettings,
+    ReplicaSettings,
+    RoutingSettings,
+)
 from gateway.settings_redis import RedisSettings
 from gateway.settings_section import Section, variable_name
 from gateway.settings_tenants import (
@@ -147,6 +152,7 @@ class ModelSettings(Section):
     max_waiting: Annotated[Whole, Field(ge=0, le=100_000)] = 256
     step_tokens: Annotated[Annotated[Whole, Field(ge=16, le=1 << 20)] | None, AutoIsNone] = None
     max_queue_s: Annotated[DurationS, Field(gt=0)] = 60.0
+    batching: BatchingSettings = BatchingSettings()
     replicas: ReplicaSettings = ReplicaSettings()
     cache: CacheSettings = CacheSettings()
     price: PriceSettings = PriceSettings()
@@ -193,6 +199,12 @@ class ModelSettings(Section):
     def _every_running_sequence_gets_a_token(self) -> ModelSettings:
         if self.step_tokens is not None and self.step_tokens < self.max_running:
             raise ValueError("step_tokens must be at least max_running")
+        return self
+
+    @model_validator(mode="after")
+    def _a_batch_has_room(self) -> ModelSettings:
+        if not self.batching.policy.continuous and self.batching.size > self.max_running:
+            raise ValueError("batching.size must be at most max_running")
         return self
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gateway.settings_section import Section, variable_name
 from gateway.settings_units import AutoIsNone, DurationS, Whole
+from policies.batching import Batching, BatchingMode
 
 RemoteEngine = Literal["vllm", "sglang", "llama.cpp", "forebay", "openai"]
 
@@ -47,6 +48,31 @@ class ReplicaSettings(Section):
         if self.kind != "process" and "hang_s" in self.model_fields_set:
             raise ValueError("hang_s is for kind: process")
         return self
+
+
+class BatchingSettings(Section):
+    """How a model's engines let requests in; see `policies.batching`. A batch has up to `size`
+    sequences; `window_ms` None: the mode's own. Both are for batches that nobody joins."""
+
+    mode: BatchingMode = BatchingMode.CONTINUOUS
+    size: Annotated[Whole, Field(ge=1, le=1024)] = 8
+    window_ms: Annotated[float, Field(ge=0, le=600_000)] | None = None
+
+    @model_validator(mode="after")
+    def _only_batches_have_a_size(self) -> BatchingSettings:
+        if self.mode is BatchingMode.CONTINUOUS:
+            if "size" in self.model_fields_set:
+                raise ValueError("size is for mode: static or dynamic")
+            if self.window_ms is not None:
+                raise ValueError("window_ms is for mode: static or dynamic")
+        return self
+
+    @property
+    def policy(self) -> Batching:
+        """As the engine takes it."""
+        return Batching(
+            self.mode, self.size, None if self.window_ms is None else self.window_ms / 1e3
+        )
 
 
 class RemoteSettings(Section):

@@ -3,9 +3,10 @@
     python -m loadtest.stub_server [--port PORT]
 
 It speaks just enough of OpenAI's API: `/v1/models`, and chat and text completions whose answer has
-as many tokens as `max_tokens` says. A streamed answer is written event by event, each a write of
-its own to the network, the head with the first one and what closes the stream with the last one:
-`max_tokens: 16` are 16 writes. When it listens it prints its port.
+as many tokens as `max_tokens` says, or `max_completion_tokens`, into which some routers turn it;
+and `/health`, which they ask before they send anything. A streamed answer is written event by
+event, each a write of its own to the network, the head with the first one and what closes the
+stream with the last one: `max_tokens: 16` are 16 writes. When it listens it prints its port.
 """
 
 from __future__ import annotations
@@ -67,12 +68,16 @@ class _Stub(asyncio.Protocol):
                 _whole(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
             )
             return
+        if self._path == b"/health":
+            self._write(_whole(200, {}))
+            return
         chat = self._path == b"/v1/chat/completions"
         if not chat and self._path != b"/v1/completions":
             self._write(_whole(404, {"error": {"message": "There is nothing at this path."}}))
             return
         request: dict[str, Any] = orjson.loads(self._body)
-        tokens = min(int(request.get("max_tokens") or 16), _MOST_TOKENS)
+        wanted = request.get("max_tokens") or request.get("max_completion_tokens") or 16
+        tokens = min(int(wanted), _MOST_TOKENS)
         if request.get("stream"):
             self._write_next(_streamed(request, tokens, chat=chat))
         else:

@@ -22,3 +22,8 @@ class Target:
     def completions_path(self) -> str:
         """The path of its completions call."""
         return f"{self.endpoint.base_path}/completions"
+
+    @property
+    def chat_path(self) -> str:
+        """The path of its chat completions call."""
+        return f"{self.endpoint.base_path}/chat/completions"

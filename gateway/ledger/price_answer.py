@@ -10,24 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.errors import bad_request
 from gateway.http_call import Header, HttpCall
+from gateway.included import is_asked_for
 from policies.pricing import usd_text
 
 ASKED = "x-forebay-price"
-_INCLUDE = "include"
 _COST = b"x-forebay-cost-usd"
 
 
 def wants_price(call: HttpCall) -> bool:
     """Whether the client asks what its request costs. Raises a 400 ApiError for what is no such
     question."""
-    value = call.header(ASKED)
-    if value is None:
-        return False
-    if value.strip().lower() != _INCLUDE:
-        raise bad_request(f"The header {ASKED} must be {_INCLUDE}, or be left out.")
-    return True
+    return is_asked_for(call, ASKED)
 
 
 def priced_usage(usage: Mapping[str, object], cost_nusd: int) -> dict[str, object]:

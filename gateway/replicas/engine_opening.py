@@ -75,6 +75,7 @@ class LoadedModel:
             max_context=facts.max_context,
             max_running=settings.max_running,
             step_tokens=facts.step_tokens,
+            batching=settings.batching.policy,
         )
         return Engine(self.executor, self.model.eos_token_ids, options, sink, open_cache)
 

@@ -13,6 +13,9 @@ from typing import Any
 import orjson
 
 from loadtest.wire.connection import Answer, Arrival
+from loadtest.wire.events import EventSplitter
+from loadtest.wire.refusal import error_message
+from loadtest.wire.refusal import refusal as refusal
 
 _DONE = b"[DONE]"
 
@@ -75,15 +78,6 @@ def read_stream(
         return Failure(pass_name, str(broken))
 
 
-def refusal(answer: Answer) -> str:
-    """One line for an answer that is not a 200: its status, and the message of its envelope."""
-    try:
-        message = orjson.loads(answer.body)["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = answer.body[:200].decode("utf-8", "replace")
-    return f"status {answer.status}: {' '.join(str(message).split())}"
-
-
 class _BrokenAnswerError(Exception):
     """The stream is not what was asked for."""
 
@@ -102,7 +96,7 @@ def _read(answer: Answer, pass_name: str, prompt_tokens: int, output_tokens: int
             continue
         event = _decoded(payload)
         if "error" in event:
-            raise _BrokenAnswerError(f"error event: {_message(event['error'])}")
+            raise _BrokenAnswerError(f"error event: {error_message(event['error'])}")
         if choices := event.get("choices"):
             first_s = at_s if first_s is None else first_s
             last_s = at_s
@@ -137,23 +131,11 @@ def _read(answer: Answer, pass_name: str, prompt_tokens: int, output_tokens: int
 
 
 def _events(arrivals: Sequence[Arrival]) -> Iterator[tuple[float, bytes]]:
-    """The data of every server-sent event, and when the piece that ended it came.
-
-    An event ends with an empty line; its `data:` lines are joined by newlines, everything else
-    (comments, other fields) is passed over. A last event without its empty line does not count,
-    as the standard says.
-    """
-    rest = b""
-    data: list[bytes] = []
+    """The data of every server-sent event, and when the piece that ended it came."""
+    events = EventSplitter()
     for at_s, piece in arrivals:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            stripped = line.removesuffix(b"\r")
-            if stripped.startswith(b"data:"):
-                data.append(stripped[5:].removeprefix(b" "))
-            elif not stripped and data:
-                yield at_s, b"\n".join(data)
-                data.clear()
+        for payload in events.feed(piece):
+            yield at_s, payload
 
 
 def _decoded(payload: bytes) -> dict[str, Any]:
@@ -164,8 +146,3 @@ def _decoded(payload: bytes) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise _BrokenAnswerError("an event is not a JSON object")
     return event
-
-
-def _message(error: Any) -> str:
-    text = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(text).split())

@@ -14,6 +14,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 import uvloop
 
+from loadtest.bench.batching import BATCHING, BatchingFigures
+from loadtest.bench.batching_report import batching_note, batching_tables
 from loadtest.bench.cache import CacheFigures
 from loadtest.bench.cache_report import cache_notes, cache_tables
 from loadtest.bench.campaign import CampaignError, Contender, Report, run_campaign
@@ -95,8 +97,8 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="[PART]...",
-            help="engine, gateway, divergence, cache, routing, tenants, or parts of them: "
-            "workloads of the engine, routing-decision, routing-proxy, routing-policies, "
+            help="engine, gateway, divergence, cache, routing, tenants, batching, or parts of "
+            "them: workloads of the engine, routing-decision, routing-proxy, routing-policies, "
             "routing-workers, tenants-overhead, tenants-neighbour, tenants-goodput.",
         ),
     ] = None,
@@ -131,6 +133,7 @@ def bench(
         cache=found.cache,
         routing=found.routing,
         tenants=found.tenants,
+        batching=found.batching,
         markdown=markdown,
         json_path=json_path,
     )
@@ -172,6 +175,7 @@ def _show(
     cache: CacheFigures | None = None,
     routing: RoutingFigures | None = None,
     tenants: TenantsFigures | None = None,
+    batching: BatchingFigures | None = None,
     markdown: bool,
     json_path: Path | None,
 ) -> None:
@@ -182,6 +186,7 @@ def _show(
     tables += cache_tables(cache) if cache is not None else []
     tables += routing_tables(routing) if routing is not None else []
     tables += tenants_tables(tenants) if tenants is not None else []
+    tables += batching_tables(batching) if batching is not None else []
     typer.echo("\n".join(machine))
     for table in tables:
         typer.echo(f"\n{table.markdown() if markdown else table.text()}")
@@ -190,13 +195,24 @@ def _show(
     lines += cache_notes(cache) if cache is not None else []
     lines += routing_notes(routing) if routing is not None else []
     lines += tenants_notes(tenants) if tenants is not None else []
+    lines += [batching_note(batching)] if batching is not None else []
     typer.echo("")
     for line in [*lines, *notes(reports)]:
         typer.echo(line)
     if json_path is not None:
         try:
             json_path.write_bytes(
-                as_json(reports, workloads, machine, gateway, divergence, cache, routing, tenants)
+                as_json(
+                    reports,
+                    workloads,
+                    machine,
+                    gateway,
+                    divergence,
+                    cache,
+                    routing,
+                    tenants,
+                    batching,
+                )
             )
         except OSError as error:
             _stop(f"{json_path}: cannot be written ({error.strerror})")
@@ -229,6 +245,7 @@ def _planned(names: Sequence[str], run_s: float) -> BenchPlan:
         routing=routing_parts(names),
         tenants=tenants_parts(names),
         run_s=run_s,
+        batching=BATCHING in names,
     )
 
 

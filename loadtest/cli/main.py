@@ -6,7 +6,12 @@ import signal
 
 import typer
 
-from loadtest.cli.bench import bench, measure, soak
+from loadtest.cli.bench import bench, soak
+from loadtest.cli.compare import compare
+from loadtest.cli.find_max import find_max
+from loadtest.cli.report import report
+from loadtest.cli.run import run
+from loadtest.cli.workloads import trace, workloads
 
 app = typer.Typer(
     add_completion=False,
@@ -15,7 +20,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Load tests for forebay and any OpenAI-compatible server.",
 )
-app.command("run")(measure)
+app.command("run")(run)
+app.command("find-max")(find_max)
+app.command("compare")(compare)
+app.command("report")(report)
+app.command("workloads")(workloads)
+app.command("trace")(trace)
 app.command("bench")(bench)
 app.command("soak")(soak)
 

@@ -2,25 +2,48 @@
 
 Client, gateway and engine share the same cores. So a connection wakes its task once for each
 answer, not for each chunk, and only notes when which bytes came; reading them can wait until the
-measurement is over.
+measurement is over, or is done as they come by whoever takes them (`Take`), from a `Backlog` if
+there are so many connections that reading one would delay the time stamps of the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from loadtest.wire.backlog import Backlog
+
+Take = Callable[[float, bytes], None]
+"""Takes a piece of a body and when it came on the clock of `time.perf_counter`. Must not raise."""
+
+_Result = TypeVar("_Result")
+_OK = 200
+_OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+
 
 class ExchangeError(Exception):
     """No usable answer came. The text is one line that says why."""
+
+
+class UnreachableError(ExchangeError):
+    """No connection could be made."""
+
+
+class OutOfSocketsError(UnreachableError):
+    """This process or machine has no file descriptor or port left: no fault of the server's."""
+
+
+class NotInTimeError(ExchangeError):
+    """The answer had not ended when its time was over."""
 
 
 class Arrival(NamedTuple):
@@ -32,7 +55,8 @@ class Arrival(NamedTuple):
 
 @dataclass(slots=True)
 class Answer:
-    """One response as it came over the wire. Header names are lower-case.
+    """One response as it came over the wire. Header names are lower-case. What was given to a
+    `Take` is not among the arrivals.
 
     `whole` is False if the connection closed before the end that the headers announced.
     """
@@ -73,10 +97,14 @@ class Endpoint:
         tls = parts.scheme == "https"
         return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, key)
 
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """The bytes of one request; `path` is absolute and does not get the base path."""
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> bytes:
+        """The bytes of one request; `path` is absolute and does not get the base path. `headers`
+        are more of them."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{self.port}"]
+        lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if self.key is not None:
             lines.append(f"authorization: Bearer {self.key}")
         if body:
@@ -87,35 +115,51 @@ class Endpoint:
 class Connection:
     """A keep-alive connection that is opened again whenever the server has closed it."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, backlog: Backlog | None = None) -> None:
+        """What comes is read at once, or from `backlog`, which many connections share."""
         self._endpoint = endpoint
+        self._backlog = backlog
         self._wire: _Wire | None = None
 
-    async def exchange(self, request: bytes, timeout_s: float) -> Answer:
-        """Send one request and collect its answer. Raises ExchangeError.
+    async def open(self, timeout_s: float) -> None:
+        """Connect now, unless that is done, so that the next exchange need not. Raises
+        ExchangeError."""
+        await self._within(timeout_s, self._opened, "no connection")
 
-        The clock starts when the request is handed to an open connection, so that it measures the
-        server and not the handshake.
+    async def exchange(self, request: bytes, timeout_s: float, take: Take | None = None) -> Answer:
+        """Send one request and collect its answer. Raises ExchangeError. The pieces of a 200's
+        body go to `take` instead of the answer's arrivals, if there is one.
+
+        The answer's clock starts when the request is handed to an open connection, so that it
+        measures the server and not the handshake.
         """
+        return await self._within(
+            timeout_s, lambda: self._exchange(request, take), "no end of the answer"
+        )
+
+    async def _within(
+        self, timeout_s: float, act: Callable[[], Awaitable[_Result]], lacking: str
+    ) -> _Result:
+        """The result, or a closed connection."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(request)
+                return await act()
         except TimeoutError:
             self.close()
-            raise ExchangeError(f"no end of the answer within {timeout_s:g} s") from None
+            raise NotInTimeError(f"{lacking} within {timeout_s:g} s") from None
         except BaseException:
             self.close()
             raise
 
-    async def _exchange(self, request: bytes) -> Answer:
+    async def _exchange(self, request: bytes, take: Take | None) -> Answer:
         reused = self._wire is not None and self._wire.usable
         try:
-            return await (await self._opened()).exchange(request)
+            return await (await self._opened()).exchange(request, take)
         except _ClosedUnansweredError:
             # A server may close an idle connection just as the next request is on its way.
             if not reused:
                 raise
-        return await (await self._opened()).exchange(request)
+        return await (await self._opened()).exchange(request, take)
 
     async def _opened(self) -> _Wire:
         if self._wire is not None and self._wire.usable:
@@ -124,10 +168,13 @@ class Connection:
         loop, at = asyncio.get_running_loop(), self._endpoint
         context = ssl.create_default_context() if at.tls else None
         try:
-            _, self._wire = await loop.create_connection(_Wire, at.host, at.port, ssl=context)
+            _, self._wire = await loop.create_connection(
+                lambda: _Wire(self._backlog), at.host, at.port, ssl=context
+            )
         except OSError as error:
             why = error.strerror or str(error)
-            raise ExchangeError(f"{at.host}:{at.port}: cannot connect ({why})") from None
+            kind = OutOfSocketsError if error.errno in _OUT_OF_SOCKETS else UnreachableError
+            raise kind(f"{at.host}:{at.port}: cannot connect ({why})") from None
         return self._wire
 
     def close(self) -> None:
@@ -160,32 +207,39 @@ class _ClosedUnansweredError(ExchangeError):
 class _Wire(asyncio.Protocol):
     """One TCP connection with one request at a time; the parser calls the `on_*` methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, backlog: Backlog | None) -> None:
+        self._backlog = backlog
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._done: asyncio.Future[Answer] | None = None
         self._now_s = 0.0
         self._sent_at_s = 0.0
         self._keep_alive = True
+        self._given_up = False
+        self._lost_by: Exception | None = None
         self._headers: dict[str, str] = {}
         self._arrivals: list[Arrival] = []
+        self._take: Take | None = None
+        self._to_take: Take | None = None
 
     @property
     def usable(self) -> bool:
         """Whether another request may be sent."""
         return self._keep_alive and self._transport is not None
 
-    def exchange(self, request: bytes) -> asyncio.Future[Answer]:
+    def exchange(self, request: bytes, take: Take | None) -> asyncio.Future[Answer]:
         """Send, and promise the answer. Only for a usable wire without a request in flight."""
         if self._transport is None:
             raise _ClosedUnansweredError("the connection is closed")
         self._headers, self._arrivals = {}, []
+        self._take = take
         self._done = asyncio.get_running_loop().create_future()
         self._sent_at_s = time.perf_counter()
         self._transport.write(request)
         return self._done
 
     def close(self) -> None:
+        self._given_up = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -194,30 +248,55 @@ class _Wire(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = time.perf_counter()
+        at_s = time.perf_counter()
+        if self._backlog is None:
+            self._read(at_s, data)
+        else:
+            self._backlog.put(self._read, at_s, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        at_s = time.perf_counter()
+        self._transport, self._lost_by = None, exc
+        if self._backlog is None:
+            self._read_end(at_s, b"")
+        else:
+            self._backlog.put(self._read_end, at_s, b"")
+
+    def _read(self, at_s: float, data: bytes) -> None:
+        if self._given_up:
+            return
+        self._now_s = at_s
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(ExchangeError(f"not HTTP/1.1: {error}"))
             self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport, self._now_s = None, time.perf_counter()
+    def _read_end(self, at_s: float, _: bytes) -> None:
+        """The connection has closed; all that came before has been read."""
+        self._now_s = at_s
         if self._done is None or self._done.done():
             return
         if not self._headers:
             why = "the connection closed without an answer"
-            self._fail(_ClosedUnansweredError(why if exc is None else f"{why} ({exc})"))
+            cause = self._lost_by
+            self._fail(_ClosedUnansweredError(why if cause is None else f"{why} ({cause})"))
             return
         # Without a length and without chunks, the end of the connection is the end of the body.
         delimited = "content-length" in self._headers or "transfer-encoding" in self._headers
-        self._finish(whole=not delimited and exc is None)
+        self._finish(whole=not delimited and self._lost_by is None)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
+    def on_headers_complete(self) -> None:
+        self._to_take = self._take if self._parser.get_status_code() == _OK else None
+
     def on_body(self, data: bytes) -> None:
-        self._arrivals.append(Arrival(self._now_s, data))
+        if self._to_take is not None:
+            self._to_take(self._now_s, data)
+        else:
+            self._arrivals.append(Arrival(self._now_s, data))
 
     def on_message_complete(self) -> None:
         self._keep_alive = self._parser.should_keep_alive()

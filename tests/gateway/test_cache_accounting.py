@@ -19,7 +19,7 @@ from gateway.request import Request
 from gateway.text_choice import TextChoice
 from gateway.wire.usage import sum_by_tier
 from tests.gateway.fakes import ByteTokenizer, ScriptedReplica
-from tests.gateway.stage import COMPLETIONS, Stage, chunks, eventually, prompt
+from tests.gateway.stage import COMPLETIONS, Stage, chunks, events, eventually, prompt
 
 TEXT = (
     "a prompt of several blocks, so that some of them can come from one tier and some from others"
@@ -79,6 +79,24 @@ async def test_a_stream_counts_the_same_once():
     *_, last = chunks(await stage.stream(COMPLETIONS, body))
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": CACHED}
     assert counted(stage) == {"device": DEVICE, "dram": DRAM, "redis": REDIS}
+
+
+async def test_a_stream_says_by_tier_what_was_cached_where_that_is_asked_and_may_be_seen():
+    stage = tiered()
+    await warm(stage)
+    body = prompt(TEXT, stream_options={"include_usage": True}, stream=True)
+    async with stage.client() as client:
+        asked = await client.post(
+            COMPLETIONS, json=body, headers={"x-forebay-cached-tiers": "include"}
+        )
+        wrong = await client.post(COMPLETIONS, json=body, headers={"x-forebay-cached-tiers": "yes"})
+    *_, last, _ = events(asked.text)
+    assert last["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": CACHED,
+        "cached_tokens_by_tier": {"device": DEVICE, "dram": DRAM, "redis": REDIS},
+    }
+    assert wrong.status_code == 400
+    assert "x-forebay-cached-tiers" in wrong.json()["error"]["message"]
 
 
 async def test_a_prompt_counts_once_as_its_least_lucky_choice_had_it():

@@ -7,7 +7,15 @@ import socket
 
 import pytest
 
-from loadtest.wire.connection import Endpoint, ExchangeError, connect, fetch
+from loadtest.wire.backlog import Backlog
+from loadtest.wire.connection import (
+    Connection,
+    Endpoint,
+    ExchangeError,
+    OutOfSocketsError,
+    connect,
+    fetch,
+)
 from tests.loadtest.fake_server import Call, Reply, fake_server
 
 
@@ -162,3 +170,77 @@ async def test_a_silent_server_times_out_and_its_connection_is_not_used_again() 
         assert (await connection.exchange(request, 5)).body == b"ok"
 
     assert server.connections == 2
+
+
+async def test_a_body_can_be_taken_piece_by_piece_but_not_a_refusal() -> None:
+    async def two_answers(call: Call, reply: Reply) -> None:
+        await reply.head(200 if call.path == "/well" else 404, transfer_encoding="chunked")
+        await reply.chunk(b"one")
+        await reply.chunk(b"two")
+        await reply.chunk(b"")
+
+    taken: list[tuple[float, bytes]] = []
+
+    def take(at_s: float, data: bytes) -> None:
+        taken.append((at_s, data))
+
+    async with fake_server(two_answers) as server:
+        connection = Connection(server.endpoint, Backlog())
+        try:
+            well = await connection.exchange(server.endpoint.request("GET", "/well"), 5, take)
+            ill = await connection.exchange(server.endpoint.request("GET", "/ill"), 5, take)
+        finally:
+            connection.close()
+
+    assert b"".join(data for _, data in taken) == b"onetwo"
+    assert all(well.sent_at_s < at_s <= well.ended_at_s for at_s, _ in taken)
+    assert (well.status, well.whole, well.body) == (200, True, b"")
+    assert (ill.status, ill.whole, ill.body) == (404, True, b"onetwo")
+    assert server.connections == 1
+
+
+@pytest.mark.parametrize("delimited", [True, False])
+async def test_a_closed_connection_ends_an_answer_behind_all_that_came(delimited: bool) -> None:
+    async def closing(call: Call, reply: Reply) -> None:
+        await (reply.head(content_length="100") if delimited else reply.head(x_custom="yes"))
+        await reply.raw(b"all of it")
+        reply.writer.close()
+
+    async with fake_server(closing) as server:
+        connection = Connection(server.endpoint, Backlog())
+        try:
+            answer = await connection.exchange(server.endpoint.request("GET", "/"), 5)
+        finally:
+            connection.close()
+
+    assert (answer.body, answer.whole) == (b"all of it", not delimited)
+
+
+async def test_a_connection_can_be_opened_ahead() -> None:
+    async def well(call: Call, reply: Reply) -> None:
+        await reply.whole(200, b"ok")
+
+    async with fake_server(well) as server, connect(server.endpoint) as connection:
+        await connection.open(5)
+        await connection.open(5)
+        answer = await connection.exchange(server.endpoint.request("GET", "/"), 5)
+
+    assert answer.body == b"ok"
+    assert server.connections == 1
+
+
+async def test_a_process_without_file_descriptors_is_not_the_servers_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def out_of_files(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", out_of_files)
+    with pytest.raises(OutOfSocketsError, match="cannot connect"):
+        await fetch(Endpoint("127.0.0.1", 9, ""), "GET", "/")
+
+
+def test_a_request_may_have_more_headers() -> None:
+    request = Endpoint("h", 9, "/v1").request("GET", "/", headers={"x-a": "b"})
+
+    assert request == b"GET / HTTP/1.1\r\nhost: h:9\r\nx-a: b\r\n\r\n"
