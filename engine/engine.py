@@ -34,6 +34,7 @@ from engine.report import EngineStats, StepReport
 from engine.request import EngineOutput, EngineRequest, FinishReason
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
+from policies.batching import CONTINUOUS, Batching
 from policies.cost import Coefficients, StepShape
 
 _log = logging.getLogger("forebay.engine")
@@ -56,12 +57,14 @@ _REST_S = 1.0
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """How much an engine takes on. `step_tokens` is the token budget of one step, `max_running`
-    the number of sequences in it, `max_context` the longest sequence in tokens."""
+    the number of sequences in it, `max_context` the longest sequence in tokens; `batching` is not
+    the continuous one only to be compared with it."""
 
     max_context: int
     max_running: int = 16
     step_tokens: int = 256
     prompt_logprob_tokens: int = 128
+    batching: Batching = CONTINUOUS
 
 
 class Engine:
@@ -103,6 +106,7 @@ class Engine:
             step_tokens=options.step_tokens,
             max_running=options.max_running,
             prompt_logprob_tokens=options.prompt_logprob_tokens,
+            batching=options.batching,
         )
         batches, beside = (
             BatchBuilder(
@@ -159,7 +163,7 @@ class Engine:
         load = self._scheduler.load()
         submitted = self._submitted.copy()
         return EngineStats(
-            waiting=len(self._scheduler.waiting) + len(self._scheduler.loading) + len(submitted),
+            waiting=self._scheduler.in_line + len(submitted),
             running=len(self._scheduler.running),
             pages_free=counts.free,
             pages_cached=counts.cached,
@@ -453,11 +457,15 @@ class Engine:
         return True
 
     def _wait_for_news(self) -> None:
-        """Nothing can run: what is here waits for KV from a lower tier, or for pages that a
-        transfer holds. Wait for word of it, or for anything else that comes in."""
+        """Nothing can run: what is here waits for KV from a lower tier, for pages that a transfer
+        holds, or until a batch is made of it. Wait for that, or for anything else that comes in."""
+        wait_s = _NEWS_S
+        if (next_batch_s := self._scheduler.next_batch_s) is not None:
+            self._idle_since = time.monotonic()  # the loop is not stuck, it bides its time
+            wait_s = min(wait_s, max(0.0, next_batch_s - self._idle_since))
         with self._wake:
             if self._sequences:
-                self._wake.wait_for(self._has_news, _NEWS_S)
+                self._wake.wait_for(self._has_news, wait_s)
 
     def _has_news(self) -> bool:
         return bool(

@@ -1,17 +1,21 @@
 """Who runs in the next step, on which pages.
 
 One token budget per step, no prefill or decode modes: running streams first, then prompts, those
-under way and those that are let in, by class and by their flows' counters (`engine.waiting_line`),
-while budget, slots and pages last. When pages run out the least urgent running sequence releases
-its pages to the cache and waits again, before those that never ran; nothing of it is lost. It does
-so, too, for a waiting sequence of a more urgent priority, whose prefill comes before its own; but
-not in its own turn, which a class gets now and then (`policies.floors`).
+under way and those that are let in, by class and by their flows' counters
+(`policies.waiting_line`), while budget, slots and pages last. When pages run out the least urgent
+running sequence releases its pages to the cache and waits again, before those that never ran;
+nothing of it is lost. It does so, too, for a waiting sequence of a more urgent priority, whose
+prefill comes before its own; but not in its own turn, which a class gets now and then
+(`policies.floors`).
 
 While a step lies aside half done, another one can be made of prompts that are more urgent than all
 of its own. It takes nothing from anybody who runs: slots and pages come from what is free.
 
 A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
 it is searched for, `loading` with its slot and pages while it is copied into them.
+
+All that is continuous batching. Of other ways (`policies.batching`) nothing is different but who
+waits: new ones wait in a lobby, until the last batch has ended and the next one is made of them.
 """
 
 from __future__ import annotations
@@ -29,13 +33,15 @@ from typing import NamedTuple
 
 from cache.promotion import Found
 from cache.tiered_cache import TieredCache
-from engine.meter import Meter
+from engine.batch_lobby import BatchLobby
 from engine.sequence import Sequence
 from engine.sequence_pages import SequencePages
-from engine.waiting_line import WaitingLine
+from policies.batching import CONTINUOUS, Batching
 from policies.floors import TURN_SHARE, ClassFloors
+from policies.meter import Meter, place
 from policies.scheduling import Rank, pick_victim
 from policies.step_budget import StepBudget, Streams
+from policies.waiting_line import WaitingLine
 
 _GRANT_BLOCKS = 8
 """A class's turn is worth so many blocks' tokens."""
@@ -81,6 +87,7 @@ class Scheduler:
         step_tokens: int,
         max_running: int,
         prompt_logprob_tokens: int,
+        batching: Batching = CONTINUOUS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` is the one that requests' deadlines are on."""
@@ -89,7 +96,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in rank order
         self.loading: list[Sequence] = []
         self._meter = Meter()
-        self.waiting = WaitingLine(self._meter)
+        self.waiting = WaitingLine[Sequence](self._meter)
+        self._lobby = None if batching.continuous else BatchLobby(batching, self._meter)
         self._pages = SequencePages(cache, block_tokens)
         self._cost = cache.cost
         self._clock = clock
@@ -110,8 +118,28 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in line, and have its prompt searched for in every tier."""
         hits = self._pages.search(sequence)
-        self.waiting.add(sequence)
+        if self._lobby is None or sequence.begun:
+            self.waiting.add(sequence)
+        else:
+            self._lobby.add(sequence)
         self._foresee(sequence, hits)
+
+    @property
+    def in_line(self) -> int:
+        """How many do not run yet, whatever they wait for. Any thread."""
+        lobby = 0 if self._lobby is None else len(self._lobby)
+        return len(self.waiting) + len(self.loading) + lobby
+
+    @property
+    def next_batch_s(self) -> float | None:
+        """On the clock, when a batch is made though nobody comes or ends; None if none is then."""
+        return None if self._lobby is None else self._lobby.next_due_s(self._in_batch)
+
+    @property
+    def _in_batch(self) -> int:
+        """Of the batch that runs, those that have not ended; who was preempted still belongs to
+        it."""
+        return len(self.running) + len(self.loading) + len(self.waiting)
 
     def load(self) -> Load:
         """Exact between two steps. Of those who wait, what a lower tier will turn out to have, and
@@ -135,6 +163,9 @@ class Scheduler:
         self._planned = {}
         self._short_of_pages = False
         self._preempted_before = self.preemptions
+        if self._lobby:  # is there one, and somebody in it
+            for sequence in self._lobby.take_batch(self._clock(), self._in_batch):
+                self.waiting.add(sequence)
         self._floors.step(self._meter.take_served(), self._held_back)
         streams, prefilling = self._plan_streams()
         budget = StepBudget(self._step_tokens, streams, self._block_tokens, self._cost.step_s)
@@ -163,8 +194,8 @@ class Scheduler:
         """Chunks for a step while one lies aside: of at most so many tokens, of prompts more urgent
         than `priority`, and of those that come to their first token with that. Often empty.
 
-        It takes no longer than the streams of the step that lies aside can wait: together both meet
-        the tightest `tpot_s` among them.
+        It takes no longer than the streams of the step that lies aside can wait: with it they still
+        meet their `tpot_s`, for this token or on the mean so far.
         """
         assert self._aside
         assert self._budget is not None
@@ -204,6 +235,8 @@ class Scheduler:
         self._pages.publish(sequence, end)
         if done_now:
             self._pages.prompt_done(sequence)
+            if sequence.paced_s is None:
+                sequence.paced_s, sequence.paced_from = self._clock(), sequence.known
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""
@@ -217,18 +250,21 @@ class Scheduler:
             self.running.remove(sequence)
             self._pages.leave(sequence)
             self._give_up_slot(sequence)
-        elif self.waiting.remove(sequence):
+        elif self.waiting.remove(sequence) or self._left_lobby(sequence):
             self._forget_foreseen(sequence)
         else:
             return
         self._meter.end(sequence)
+
+    def _left_lobby(self, sequence: Sequence) -> bool:
+        return self._lobby is not None and self._lobby.remove(sequence)
 
     def _plan_streams(self) -> tuple[Streams, list[Sequence]]:
         """One token for everybody whose last one alone is to be computed. Returns them as one, and
         the others."""
         prefilling: list[Sequence] = []
         planned, block_tokens, left = self._planned, self._block_tokens, self._step_tokens
-        context, tpot_s = 0, math.inf
+        context, tpot_s, due_s = 0, math.inf, math.inf
         for sequence in self.running.copy():
             if sequence.slot is None:  # preempted for one before it
                 continue
@@ -245,9 +281,13 @@ class Scheduler:
             left -= 1
             context += known
             target_s = sequence.request.tpot_s
-            if target_s is not None and target_s < tpot_s:
-                tpot_s = target_s
-        streams = Streams(len(planned), context, None if tpot_s == math.inf else tpot_s)
+            if target_s is not None:
+                tpot_s = min(tpot_s, target_s)
+                due_s = min(due_s, _next_due_s(sequence, target_s))
+        if tpot_s == math.inf:
+            streams = Streams(len(planned), context)
+        else:
+            streams = Streams(len(planned), context, tpot_s, due_s - self._clock())
         return streams, prefilling
 
     def _plan_turns(self, budget: StepBudget, prefilling: list[Sequence]) -> bool:
@@ -285,9 +325,9 @@ class Scheduler:
         """Prompts under way and prompts that are let in, in the order of their turns."""
         line = self._line() if open_to_all and budget.has_room else iter(())
         head = next(line, None)
-        under_way = sorted(prefilling, key=_place) if len(prefilling) > 1 else prefilling.copy()
+        under_way = sorted(prefilling, key=place) if len(prefilling) > 1 else prefilling.copy()
         for sequence in under_way:
-            while head is not None and budget.has_room and self._precedes(head, sequence):
+            while head is not None and budget.has_room and self._meter.precedes(head, sequence):
                 head = self._next_head(budget, head, line, prefilling)
             if sequence.slot is not None:
                 self._prefill(budget, sequence)
@@ -300,15 +340,6 @@ class Scheduler:
         if not priorities or not (self._free_slots or self._behind(priorities[0])):
             return iter(())
         return self.waiting.in_order(self._clock())
-
-    def _precedes(self, head: Sequence, running: Sequence) -> bool:
-        """Whether a waiting prompt comes before one that is under way: one of a more urgent class,
-        or one of another flow that, shared fairly, would be through before this one."""
-        if head.rank.priority != running.rank.priority:
-            return head.rank.priority < running.rank.priority
-        if head.request.flow == running.request.flow and not head.begun:
-            return False
-        return self._meter.tag(head) < self._meter.tag(running)
 
     def _next_head(
         self,
@@ -485,11 +516,13 @@ def _reaches_end(budget: StepBudget, computed: int, known: int) -> bool:
     return budget.prefill(known - computed, computed) == known - computed
 
 
+def _next_due_s(sequence: Sequence, tpot_s: float) -> float:
+    """When a stream's next token is due, if the mean over all of them so far is to be `tpot_s`. The
+    first one, of a prompt whose last token alone was not cached, is never late in this sense."""
+    if sequence.paced_s is None:
+        return math.inf
+    return sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s
+
+
 def _rank(sequence: Sequence) -> Rank:
     return sequence.rank
-
-
-def _place(sequence: Sequence) -> tuple[int, float, int]:
-    """The order of the prompts that are under way."""
-    assert sequence.tag is not None
-    return sequence.rank.priority, sequence.tag, sequence.rank.arrival

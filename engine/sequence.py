@@ -19,7 +19,8 @@ class Sequence:
 
     Computed tokens chase known tokens: `known` counts prompt and generated tokens, `computed` those
     whose KV is in `pages`. `known - computed` is 1 while decoding and more while prefilling; there
-    is no other mode. The step loop owns every field.
+    is no other mode. The step loop owns every field. To the policies it is a `policies.job.Job`,
+    where the fields are explained that it has for them.
 
     The first `given` generated tokens came with the request: another engine chose them.
     """
@@ -33,12 +34,17 @@ class Sequence:
         "charged",
         "computed",
         "counters",
+        "deadline_s",
         "due_s",
         "erased",
+        "flow",
         "given",
         "known",
         "leaving",
         "lookup",
+        "max_tokens",
+        "paced_from",
+        "paced_s",
         "pages",
         "prefill_end",
         "prepaid",
@@ -53,6 +59,7 @@ class Sequence:
         "tag",
         "turn",
         "uncached",
+        "weight",
     )
 
     def __init__(self, request: EngineRequest, arrival: int, arrived_s: float = 0.0) -> None:
@@ -60,11 +67,14 @@ class Sequence:
         prompt, given = request.prompt_token_ids, request.generated_token_ids
         self.request = request
         self.rank = Rank(request.priority, arrival)
+        self.flow = request.flow
+        self.weight = request.weight
+        self.deadline_s = request.deadline_s
+        self.max_tokens = request.params.max_tokens
         self.arrived_s = arrived_s
         self.due_s = due_s(arrived_s, request.deadline_s, arrived_s)
-        """Its place in its flow's line."""
         self.prompt_tokens = len(prompt)
-        self._tokens = np.zeros(len(prompt) + request.params.max_tokens, dtype=np.int32)
+        self._tokens = np.zeros(len(prompt) + self.max_tokens, dtype=np.int32)
         self._tokens[: len(prompt)] = prompt
         self.given = len(given)
         self.known = len(prompt) + len(given)
@@ -89,15 +99,13 @@ class Sequence:
         self.begun = False
         """It has run, and was preempted."""
         self.counters: TokenCounters | None = None
-        """Those in which what it takes is counted, since it first began."""
         self.tag: float | None = None
-        """By it, the prompts of a class that are under way are in order; see `Meter.tag`."""
         self.prepaid = 0.0
-        """Units that its flow has been charged for it and that it has not taken yet."""
         self.charged = 0
-        """So many of its tokens have been computed at some time, and are not charged for again."""
         self.turn = 0.0
-        """Units for which a floor protects it; see `policies.floors`."""
+        self.paced_s: float | None = None
+        self.paced_from = 0
+        """When it first came to a token here, and how many were known before that."""
         self.row = SamplingRow(request.params, prompt, given)
         self._keys: list[BlockKey] = []
 

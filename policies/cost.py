@@ -132,6 +132,26 @@ class CostModel:
         }
         self._load_trends = {tier: Trend() for tier in _LATENCY_S}
 
+    @classmethod
+    def given(cls, coefficients: Coefficients) -> CostModel:
+        """One that starts from these, as another has learned them or somebody has worked them out,
+        and not from a model's shape. Raises ValueError unless all times are positive."""
+        model = cls(token_flops=1.0, weight_bytes=1.0, kv_token_bytes=1.0, block_bytes=1)
+        model._steps = OnlineFit(
+            (
+                coefficients.constant_s,
+                coefficients.token_s,
+                coefficients.sequence_s,
+                coefficients.attended_s,
+                coefficients.context_read_s,
+            )
+        )
+        model._loads = {
+            "dram": OnlineFit((coefficients.dram_latency_s, coefficients.dram_block_s)),
+            "redis": OnlineFit((coefficients.redis_latency_s, coefficients.redis_block_s)),
+        }
+        return model
+
     def step_s(self, shape: StepShape) -> float:
         """One step of this shape."""
         constant, token_s, sequence_s, attended_s, context_read_s = self._steps.coefficients

@@ -1,8 +1,9 @@
 """Who goes first, and who gives way.
 
 Between classes `priority` decides, between the flows of one class `policies.fairness`, and within a
-flow what is due first (`due_s`). `policies.floors` says when a less urgent class has its turn all
-the same, `policies.step_budget` how much of a prompt a step computes.
+flow what is due first (`due_s`); `policies.waiting_line` puts all that together. `policies.floors`
+says when a less urgent class has its turn all the same, `policies.step_budget` how much of a prompt
+a step computes.
 """
 
 from __future__ import annotations

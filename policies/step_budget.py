@@ -21,11 +21,15 @@ _LEAST_SHARE = 8
 
 class Streams(NamedTuple):
     """Those that take one token in the step: how many, the sum of their contexts with these tokens
-    included, and the least of their targets between two tokens, None without any."""
+    included, and the least of their targets between two tokens, None without any.
+
+    A target is one on the mean over an answer. Those who are ahead of it can wait: `patience_s` is
+    the time from now until the first of them would be behind."""
 
     sequences: int
     context_tokens: int
     tpot_s: float | None = None
+    patience_s: float = 0.0
 
 
 class StepBudget:
@@ -43,6 +47,7 @@ class StepBudget:
         "_goal_s",
         "_least",
         "_other_steps_s",
+        "_patience_s",
         "_prefilled",
         "_sequences",
         "_step_s",
@@ -64,6 +69,7 @@ class StepBudget:
         self._goal_s = None if streams.tpot_s is None else _OF_TARGET * streams.tpot_s
         self._least: int | None = None
         self._other_steps_s = 0.0
+        self._patience_s = streams.patience_s
         self._prefilled = 0
         self._sequences = streams.sequences
         self._attended = self._context_read = streams.context_tokens
@@ -106,8 +112,15 @@ class StepBudget:
 
     def further(self, tokens: int) -> StepBudget:
         """Of a further step, of at most `tokens`, that the same streams wait for as well: it has
-        what this one leaves of their target, and costs what any step does."""
+        what this one leaves of their target, or of their patience if that is more, and costs what
+        any step does.
+
+        A step of its own may use up what streams are ahead, one that prompts fill may not: prompts
+        that go on for long would leave nothing of it for who comes in the middle.
+        """
         budget = copy(self)
+        if budget._goal_s is not None:
+            budget._goal_s = max(budget._goal_s, _OF_TARGET * self._patience_s)
         budget._tokens += tokens - self.left
         budget.left = tokens
         budget._other_steps_s += self._step_s(StepShape(0, 0, 0, 0))

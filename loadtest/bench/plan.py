@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.bench.batching import BATCHING, BatchingFigures, measure_batching
 from loadtest.bench.cache import CacheFigures, measure_cache
 from loadtest.bench.campaign import Contender, Report, Tell, run_campaign, warm_up
 from loadtest.bench.divergence import Divergence, measure_divergence
@@ -21,15 +22,15 @@ from loadtest.bench.workloads import Workload
 from loadtest.forebay_server import MODEL, running_forebay
 from loadtest.target import Target
 
-PARTS = ("engine", "gateway", "divergence", "cache", ROUTING, TENANTS)
+PARTS = ("engine", "gateway", "divergence", "cache", ROUTING, TENANTS, BATCHING)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """What to measure: the workloads of the engine part (none: leave it out), whether the gateway's
-    own cost, whether how bfloat16 diverges from float32, whether the cache's tiers, and which of
-    the routing and of the tenants parts. `run_s` is how long requests come in each run of the
-    latter."""
+    own cost, whether how bfloat16 diverges from float32, whether the cache's tiers, which of the
+    routing and of the tenants parts, and whether the ways of batching. `run_s` is how long requests
+    come in each run of the tenants parts."""
 
     workloads: tuple[Workload, ...]
     gateway: bool
@@ -38,6 +39,7 @@ class BenchPlan:
     routing: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
     run_s: float = RUN_S
+    batching: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class BenchReport:
     cache: CacheFigures | None
     routing: RoutingFigures | None
     tenants: TenantsFigures | None
+    batching: BatchingFigures | None
 
 
 def routing_parts(names: Sequence[str]) -> tuple[str, ...]:
@@ -102,4 +105,7 @@ async def run_bench(
         tenants = await measure_tenants(
             plan.tenants, rounds=repeats, run_s=plan.run_s, seed=seed, tell=tell
         )
-    return BenchReport(start_s, tuple(reports), cost, divergence, cache, routing, tenants)
+    batching = None
+    if plan.batching:
+        batching = await measure_batching(rounds=repeats, seed=seed, tell=tell)
+    return BenchReport(start_s, tuple(reports), cost, divergence, cache, routing, tenants, batching)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import orjson
 
+from loadtest.bench.batching import BatchingFigures
 from loadtest.bench.cache import CacheFigures
 from loadtest.bench.campaign import Report
 from loadtest.bench.cells import Cell, cells_of, lead, spread
@@ -110,6 +111,7 @@ def as_json(
     cache: CacheFigures | None = None,
     routing: RoutingFigures | None = None,
     tenants: TenantsFigures | None = None,
+    batching: BatchingFigures | None = None,
 ) -> bytes:
     """Every repetition with all its percentiles, indented, with a newline at the end."""
     document = {
@@ -122,6 +124,7 @@ def as_json(
         "cache": cache,
         "routing": routing,
         "tenants": tenants,
+        "batching": batching,
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 

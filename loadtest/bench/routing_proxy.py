@@ -217,23 +217,23 @@ class _Pair:
     async def warm_up(self, plan: ProxyPlan) -> None:
         """First requests open connections and fill caches."""
         for target in (self._direct, self._proxied):
-            await _round(target, SIXTEEN_EVENTS, plan.crowd, plan.warm_up)
+            await run_round(target, SIXTEEN_EVENTS, plan.crowd, plan.warm_up)
 
     async def measure(
         self, case: ProxyCase, concurrency: int, rounds: int, requests: int
     ) -> ProxyFigure:
         """`rounds` pairs of `requests` each. Raises CampaignError for an answer that is none."""
-        direct: list[_Round] = []
-        proxied: list[_Round] = []
+        direct: list[Round] = []
+        proxied: list[Round] = []
         cpu_s = 0.0
         cpu_known = True
         for turn in range(rounds):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
                 if which == 0:
-                    direct.append(await _round(self._direct, case, concurrency, requests))
+                    direct.append(await run_round(self._direct, case, concurrency, requests))
                     continue
                 before_s = cpu_seconds(self._pid)
-                proxied.append(await _round(self._proxied, case, concurrency, requests))
+                proxied.append(await run_round(self._proxied, case, concurrency, requests))
                 after_s = cpu_seconds(self._pid)
                 if before_s is None or after_s is None:
                     cpu_known = False
@@ -256,12 +256,16 @@ class _Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class Round:
+    """How long each request took, and how many were answered in a second."""
+
     taken_ms: tuple[float, ...]
     per_s: float
 
 
-async def _round(target: Target, case: ProxyCase, concurrency: int, count: int) -> _Round:
+async def run_round(target: Target, case: ProxyCase, concurrency: int, count: int) -> Round:
+    """`count` requests of a case, so many at once. Raises CampaignError for an answer that is not
+    the stub's."""
     request = target.endpoint.request(
         "POST", f"{target.endpoint.base_path}/chat/completions", chat_body(case)
     )
@@ -273,10 +277,10 @@ async def _round(target: Target, case: ProxyCase, concurrency: int, count: int) 
         if (why := complaint(answer, case)) is not None or isinstance(answer, str):
             raise CampaignError(f"{target.name}: {why}")
         taken_ms.append((answer.ended_at_s - answer.sent_at_s) * 1e3)
-    return _Round(tuple(taken_ms), count / wall_s)
+    return Round(tuple(taken_ms), count / wall_s)
 
 
-def _all_of(rounds: Sequence[_Round]) -> Distribution:
+def _all_of(rounds: Sequence[Round]) -> Distribution:
     found = Distribution.of(one for each in rounds for one in each.taken_ms)
     if found is None:
         raise AssertionError("every round has requests")

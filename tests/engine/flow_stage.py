@@ -16,6 +16,7 @@ from engine.request import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
+from policies.batching import CONTINUOUS, Batching
 from policies.cost import CostModel, StepShape
 
 BLOCK_TOKENS = 16
@@ -43,6 +44,7 @@ class FlowStage:
         step_tokens: int = 256,
         cost: CostModel | None = None,
         step_s: float = 0.01,
+        batching: Batching = CONTINUOUS,
     ) -> None:
         tiers = Tiers(
             BlockPool(pages),
@@ -63,6 +65,7 @@ class FlowStage:
             step_tokens=step_tokens,
             max_running=max_running,
             prompt_logprob_tokens=64,
+            batching=batching,
             clock=lambda: self.now_s,
         )
         self.sequences: dict[str, Sequence] = {}
@@ -138,13 +141,15 @@ class FlowStage:
         """The books agree; with nothing here, nothing is held."""
         self.cache.check_integrity()
         scheduler = self.scheduler
-        places = [*scheduler.running, *scheduler.loading, *scheduler.waiting]
+        lobby = [] if scheduler._lobby is None else list(scheduler._lobby)
+        places = [*scheduler.running, *scheduler.loading, *scheduler.waiting, *lobby]
         assert len(places) == len(set(places)) == len(self.sequences)
+        assert scheduler.in_line == len(places) - len(scheduler.running)
         assert len(scheduler.waiting) == len(list(scheduler.waiting))
         assert scheduler.running == sorted(scheduler.running, key=lambda each: each.rank)
         assert all(each.prepaid >= 0 for each in self.sequences.values())
         load = scheduler.load()
-        pending = sum(each.uncached for each in scheduler.waiting)
+        pending = sum(each.uncached for each in (*scheduler.waiting, *lobby))
         pending += sum(max(0, each.prefill_end - each.computed) for each in scheduler.running)
         assert load.pending_tokens == pending
         if not self.sequences:

@@ -326,6 +326,23 @@ def test_streams_wait_no_longer_than_their_target_for_both_steps():
             assert sum(chunk.tokens for chunk in planned) == beside
 
 
+def test_streams_that_are_ahead_of_their_target_wait_longer():
+    """A target of 200 ms between tokens is one on the mean: after five steps of 100 ms a stream's
+    next token is due in 500 ms. Of these, 450 may be predicted, and 110 go to the first step."""
+    for length, beside in ((330, 330), (331, 0)):
+        stage = FlowStage(step_tokens=100, step_s=0.1)
+        stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.2)
+        for _ in range(5):
+            stage.step()
+        stage.submit("patient", 500, priority=PATIENT)
+        chunks = stage.scheduler.schedule()
+        assert [chunk.tokens for chunk in chunks] == [1, 99]
+        stage.submit("urgent", length, priority=URGENT)
+        with stage.scheduler.put_aside(chunks):
+            planned = stage.scheduler.schedule_beside(PATIENT, 500)
+            assert sum(chunk.tokens for chunk in planned) == beside
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_nobody_is_let_in_beside_a_step_that_is_closed_to_all(monkeypatch, closed):
     """A class whose long prompt finds no pages may close the door to the others."""

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from gateway.config_file import load_settings
 from gateway.credentials import tenant_of
-from gateway.settings import Settings
+from gateway.settings import ModelSettings, Settings
 from gateway.settings_cache import PrefixMessage, TenantCacheSettings
 from gateway.settings_errors import ConfigError
 from gateway.settings_redis import shown_url, url_secrets
 from gateway.settings_units import byte_size, duration_s, whole_number
 from gateway.tenants import Tenant, hash_key
+from policies.batching import CONTINUOUS, Batching, BatchingMode
 from policies.limits import Limits
 from policies.service_class import ServiceClass
 from policies.slo import Slo
@@ -290,6 +291,15 @@ def test_replicas_may_be_several_processes(tmp_path: Path) -> None:
     assert (replicas.kind, replicas.count, replicas.hang_s) == ("process", 2, 5.0)
 
 
+def test_batching_is_continuous_unless_another_way_is_asked_for(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).models[0].batching.policy == CONTINUOUS
+    text = with_model("batching: {mode: dynamic, size: 4, window_ms: 20}")
+    model = load(tmp_path, text).models[0]
+    assert model.batching.policy == Batching(BatchingMode.DYNAMIC, 4, 0.02)
+    told = ModelSettings.model_validate_json(model.model_dump_json(exclude_unset=True))
+    assert told.batching == model.batching  # as a worker process is told
+
+
 REMOTE = """
 models:
   - name: big
@@ -425,6 +435,16 @@ def test_a_mistake_is_named_by_its_key(tmp_path: Path, line: str, message: str) 
     [
         ("max_running: 64, step_tokens: 32", "models[0]: step_tokens must be at least max_running"),
         ("cache: {block_tokens: 24}", "models[0].cache.block_tokens: must be a multiple of 16"),
+        (
+            "max_running: 4, batching: {mode: static}",
+            "models[0]: batching.size must be at most max_running",
+        ),
+        ("batching: {size: 4}", "models[0].batching: size is for mode: static or dynamic"),
+        ("batching: {mode: window}", "models[0].batching.mode: must be one of"),
+        (
+            "batching: {mode: dynamic, window_ms: -1}",
+            "models[0].batching.window_ms: must be at least 0",
+        ),
         ("device: gpu", "models[0].device: must be auto, cpu, cuda or cuda:N"),
         ("dtype: int8", "models[0].dtype: must be one of"),
         ("replicas: {threads: 0}", "models[0].replicas.threads: must be at least 1"),

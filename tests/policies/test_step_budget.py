@@ -69,6 +69,18 @@ def test_a_further_step_gets_what_the_first_leaves_of_the_time_and_costs_one_of_
     assert step.prefill(1000, 0) == together
 
 
+def test_a_further_step_may_use_up_what_streams_are_ahead():
+    patient = budget(256, Streams(2, 200, 0.1, patience_s=0.2))
+    assert patient.prefill(1000, 0) == budget(256, Streams(2, 200, 0.1)).prefill(1000, 0)
+    patient.take(40, 0)
+    further = patient.further(256)
+    apart = further.prefill(1000, 0)
+    first = StepShape(2 + 40 + apart, 4, 200 + 820 + apart * (apart + 1) // 2, 240 + apart)
+    assert 0.17 < step_s(first) + CONSTANT_S <= 0.18
+    late = budget(256, Streams(2, 200, 0.1, patience_s=-1.0)).further(256)
+    assert late.prefill(1000, 0) == budget(256, Streams(2, 200, 0.1)).further(256).prefill(1000, 0)
+
+
 def test_a_further_step_without_a_target_has_its_own_tokens():
     step = budget(256, Streams(2, 200), never_asked_but_for_the_constant)
     step.take(254, 0)
