@@ -1,1 +1,1 @@
-"""Other servers and routers, installed and started for a comparison on the same machine."""
+"""Other servers, installed and started here for a side-by-side on one machine."""

@@ -28,7 +28,9 @@ async def test_it_answers_whole_and_event_by_event() -> None:
         prompt = {"model": MODEL, "prompt": "x", "max_tokens": 2, "stream": True}
         prompt["stream_options"] = {"include_usage": True}
         completion = await ask(stub, "/v1/completions", orjson.dumps(prompt))
+        newer = await ask(stub, "/v1/chat/completions", b'{"max_completion_tokens": 3}')
         models = await ask(stub, "/v1/models", b"")
+        health = await ask(stub, "/health", b"")
         nothing = await ask(stub, "/v1/nothing", b"{}")
 
     complaints = [complaint(answer, case) for answer, case in zip(answers, CASES, strict=True)]
@@ -40,4 +42,5 @@ async def test_it_answers_whole_and_event_by_event() -> None:
     events = [orjson.loads(line[6:]) for line in completion.body.split(b"\n\n")[:-2]]
     assert [event["choices"][0]["text"] for event in events[:2]] == [WORD, WORD]
     assert events[2]["usage"]["completion_tokens"] == 2
-    assert (models.status, nothing.status) == (200, 404)
+    assert orjson.loads(newer.body)["usage"]["completion_tokens"] == 3
+    assert (models.status, health.status, nothing.status) == (200, 200, 404)
