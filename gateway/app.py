@@ -104,6 +104,7 @@ def create_app(
         "/v1/detokenize": {"POST": tokenizing.detokenize},
     }
     open_at_all_times: dict[str, dict[str, Handler]] = {
+        "/health": {"GET": pages.ready},  # what routers ask an upstream, as vLLM's answers
         "/health/live": {"GET": pages.live},
         "/health/ready": {"GET": pages.ready},
         "/metrics": {"GET": pages.metrics},

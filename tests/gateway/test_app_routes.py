@@ -163,6 +163,7 @@ async def test_while_loading_only_the_api_says_503():
     async with stage.client() as client:
         assert (await client.get("/health/live")).status_code == 200
         assert (await client.get("/health/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 503
         assert (await client.get("/version")).status_code == 200
         refused = await client.post(CHAT, json=chat())
     assert refused.status_code == 503
@@ -174,6 +175,7 @@ async def test_while_draining_new_calls_go_elsewhere():
     stage = Stage()
     async with stage.client() as client:
         assert (await client.get("/health/ready")).status_code == 200
+        assert (await client.get("/health")).status_code == 200
         stage.lifecycle.drain()
         assert (await client.get("/health/live")).status_code == 200
         assert (await client.get("/health/ready")).json()["reason"] == "draining"
