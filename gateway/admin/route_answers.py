@@ -52,6 +52,7 @@ def member_answer(model: str, member: Member[Routable]) -> dict[str, Any]:
             "token": round(cost.token_s * 1e6, 3),
             "sequence": round(cost.sequence_s * 1e6, 3),
         },
+        "coefficients": cost._asdict(),
     }
 
 

@@ -11,6 +11,7 @@ from loadtest.cli.compare import compare
 from loadtest.cli.find_max import find_max
 from loadtest.cli.report import report
 from loadtest.cli.run import run
+from loadtest.cli.simulate import simulate
 from loadtest.cli.workloads import trace, workloads
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("find-max")(find_max)
 app.command("compare")(compare)
+app.command("simulate")(simulate)
 app.command("report")(report)
 app.command("workloads")(workloads)
 app.command("trace")(trace)
