@@ -61,6 +61,7 @@ def measure_cost(
         weight_bytes=float(parameters * executor.dtype.itemsize),
         kv_token_bytes=block_bytes / executor.block_tokens,
         block_bytes=block_bytes,
+        step_tokens=step_tokens,
     )
     calibrate(executor, cost, step_tokens=step_tokens, max_context=max_context)
     return cost

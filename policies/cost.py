@@ -107,14 +107,22 @@ class CostModel:
     """Predicts seconds. One thread observes, any thread may ask."""
 
     def __init__(
-        self, *, token_flops: float, weight_bytes: float, kv_token_bytes: float, block_bytes: int
+        self,
+        *,
+        token_flops: float,
+        weight_bytes: float,
+        kv_token_bytes: float,
+        block_bytes: int,
+        step_tokens: int = 256,
     ) -> None:
         """`token_flops` are the linear layers' per token, `weight_bytes` what a step reads of
-        weights, `kv_token_bytes` one token's KV over all layers, `block_bytes` one cache block's.
+        weights, `kv_token_bytes` one token's KV over all layers, `block_bytes` one cache block's,
+        `step_tokens` what a step computes at most.
 
         Raises ValueError unless all are positive.
         """
         token_s = token_flops / _FLOPS_PER_S
+        self._step_tokens = step_tokens
         self._steps = OnlineFit(
             (
                 weight_bytes / _MEMORY_BYTES_PER_S,
@@ -136,7 +144,13 @@ class CostModel:
     def given(cls, coefficients: Coefficients) -> CostModel:
         """One that starts from these, as another has learned them or somebody has worked them out,
         and not from a model's shape. Raises ValueError unless all times are positive."""
-        model = cls(token_flops=1.0, weight_bytes=1.0, kv_token_bytes=1.0, block_bytes=1)
+        model = cls(
+            token_flops=1.0,
+            weight_bytes=1.0,
+            kv_token_bytes=1.0,
+            block_bytes=1,
+            step_tokens=coefficients.step_tokens,
+        )
         model._steps = OnlineFit(
             (
                 coefficients.constant_s,
@@ -182,9 +196,9 @@ class CostModel:
             block_tokens=block_tokens,
         )
 
-    def prefill_s(self, uncached_tokens: int, cached_tokens: int, step_tokens: int = 256) -> float:
-        """Computing `uncached_tokens` behind `cached_tokens`, alone, in steps of `step_tokens`."""
-        return self.coefficients(step_tokens, 16).prefill_s(uncached_tokens, cached_tokens)
+    def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
+        """Computing `uncached_tokens` behind `cached_tokens`, alone, in steps as full as can be."""
+        return self.coefficients(self._step_tokens, 16).prefill_s(uncached_tokens, cached_tokens)
 
     def decode_step_s(self, batch: int, context_tokens: int) -> float:
         """One token for each of `batch` sequences with `context_tokens` of context each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.metadata import entry_points
@@ -66,7 +67,11 @@ def root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with one of `exit_codes`."""
-    sys.exit(run(arguments))
+    code = run(arguments)
+    # On its way out the interpreter would walk every module and vocabulary for garbage, a second of
+    # a core, and all of it goes with the process anyway.
+    gc.freeze()
+    sys.exit(code)
 
 
 def run(arguments: list[str] | None = None) -> int:

@@ -113,9 +113,7 @@ async def measure_capacity(pace: Pace) -> CapacityFigures:
 def delays_ms(reader: StreamReader) -> list[float]:
     """Of each token of an answer of the paced server, from its writing to its arrival."""
     written_s = map(float, reader.text.split())
-    return [
-        (at_s - token_s) * 1e3 for at_s, token_s in zip(reader.times_s, written_s, strict=True)
-    ]
+    return [(at_s - token_s) * 1e3 for at_s, token_s in zip(reader.times_s, written_s, strict=True)]
 
 
 @asynccontextmanager

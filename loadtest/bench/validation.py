@@ -3,8 +3,8 @@
     python -m loadtest.bench.validation [--seconds S] [--rounds N] [--seed N] [--markdown]
 
 A forebay with one engine is started, and each load sent to it at a rate. Then its cost model, as
-it has fitted it to the steps it ran, is asked for, and the same load simulated with it. Nothing else
-is carried over: no figure of the live run is used to make the simulated one fit.
+it has fitted it to the steps it ran, is asked for, and the same load simulated with it. Nothing
+else is carried over: no figure of the live run is used to make the simulated one fit.
 """
 
 from __future__ import annotations

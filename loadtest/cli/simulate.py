@@ -20,6 +20,7 @@ from loadtest.cli.results import keep
 from loadtest.cli.wanted import Pace, slo_of, this_command, wanted
 from loadtest.machine import describe_machine
 from loadtest.simulate.hardware import KINDS, ReplicaKind, given_cost
+from loadtest.simulate.overlay import overlaid
 from loadtest.simulate.result import SimResult, as_json
 from loadtest.simulate.simulation import simulate as run_simulation
 from loadtest.simulate.spec import SimSpec, Split
@@ -61,6 +62,10 @@ def simulate(
     length: Annotated[
         float, typer.Option(min=1e-4, help="Of a recording: prompts, answers, blocks this long.")
     ] = 1,
+    copies: Annotated[
+        int,
+        typer.Option(min=1, help="So many times the traffic, with blocks of its own."),
+    ] = 1,
     block_tokens: Annotated[
         int, typer.Option(min=1, help="Of a workload: what the cache keeps together.")
     ] = 16,
@@ -76,7 +81,7 @@ def simulate(
         ),
     ] = "8b-h100",
     device_tokens: Annotated[
-        str | None, typer.Option(help="Tokens of KV that a device holds; several: 0,100000.")
+        str | None, typer.Option(help="Tokens of KV that a device holds; several: 100000,400000.")
     ] = None,
     dram_tokens: Annotated[str, typer.Option(help="The same of each replica's memory.")] = "0",
     redis_tokens: Annotated[str, typer.Option(help="The same of one Redis for all.")] = "0",
@@ -138,6 +143,8 @@ def simulate(
             seed=seed,
             block_tokens=block_tokens,
         )
+        if copies > 1:
+            traffic = overlaid(traffic, copies, seed=seed)
         made_of = finished(_kind(kind)) if kind.startswith("http") else _given_kind(kind)
         slo = slo_of(ttft_ms, tpot_ms, target)
         questions = list(

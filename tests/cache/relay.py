@@ -53,24 +53,37 @@ class Relay:
 
     async def _serve(self) -> None:
         if self._listen is not None:
-            server: asyncio.Server = await asyncio.start_unix_server(self._forward, self._listen)
+            server: asyncio.Server = await asyncio.start_unix_server(self._accept, self._listen)
         else:
-            server = await asyncio.start_server(self._forward, "127.0.0.1", 0, ssl=self._tls)
+            server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
             self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()
         server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+        await asyncio.sleep(0)  # in which what was aborted is closed
+
+    def _accept(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
+        """Forward a connection, which ends with its task, however early that is."""
+
+        def over(task: asyncio.Task[None]) -> None:
+            client_out.transport.abort()
+            self._tasks.discard(task)
+
+        task = self._loop.create_task(self._forward(client_in, client_out))
+        self._tasks.add(task)
+        task.add_done_callback(over)
 
     async def _forward(
         self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
     ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        server_in, server_out = await asyncio.open_unix_connection(self._target)
+        try:
+            server_in, server_out = await asyncio.open_unix_connection(self._target)
+        except OSError:
+            return  # nobody is there
         pumps = (
             asyncio.ensure_future(self._pump(client_in, server_out, delayed=False)),
             asyncio.ensure_future(self._pump(server_in, client_out, delayed=True)),
@@ -78,12 +91,10 @@ class Relay:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            server_out.transport.abort()
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-            server_out.transport.abort()
-            client_out.transport.abort()
-            self._tasks.discard(task)
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, delayed: bool

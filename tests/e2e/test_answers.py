@@ -127,7 +127,7 @@ def test_a_stop_string_that_never_completes_loses_nothing(
     acme: Client, story: dict[str, Any]
 ) -> None:
     text = story["choices"][0]["message"]["content"]
-    look_alikes = [text[10:16] + "", text[-4:] + ""]  # in the middle, and held back at the end
+    look_alikes = [text[10:16] + "¶", text[-4:] + "¶"]  # in the middle, and held back at the end
     streamed = acme.stream(CHAT, STORY | {"stop": look_alikes})
     assert streamed.text() == text
     assert streamed.finish_reasons() == ["length"]

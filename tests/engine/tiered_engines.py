@@ -49,7 +49,7 @@ class ConstantCost(CostModel):
     """Says for ever that computing takes a second a token, so that loads always win and their
     deadlines are far; learns nothing."""
 
-    def prefill_s(self, uncached_tokens: int, cached_tokens: int, step_tokens: int = 256) -> float:
+    def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
         return float(max(0, uncached_tokens))
 
     def saving_s(self, start_token: int, block_tokens: int) -> float:
@@ -69,8 +69,8 @@ class FickleCost(ConstantCost):
         super().__init__(**shape)
         self._draw = random.Random(0)
 
-    def prefill_s(self, uncached_tokens: int, cached_tokens: int, step_tokens: int = 256) -> float:
-        seconds = super().prefill_s(uncached_tokens, cached_tokens, step_tokens)
+    def prefill_s(self, uncached_tokens: int, cached_tokens: int) -> float:
+        seconds = super().prefill_s(uncached_tokens, cached_tokens)
         return seconds * self._draw.choice([1.0, 1.0, 1e-9])
 
     def saving_s(self, start_token: int, block_tokens: int) -> float:

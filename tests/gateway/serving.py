@@ -8,6 +8,7 @@ is closed.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -119,4 +120,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # as the command does
+    sys.exit(code)

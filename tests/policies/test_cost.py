@@ -84,7 +84,8 @@ def test_more_work_never_takes_less_time_whatever_was_observed(seen, tokens, con
         assert cost.step_s(larger) > cost.step_s(shape)
     assert cost.prefill_s(tokens + more, context) > cost.prefill_s(tokens, context)
     assert cost.prefill_s(tokens, context + more) > cost.prefill_s(tokens, context)
-    assert cost.prefill_s(tokens, context, more) >= cost.prefill_s(tokens, context, tokens)
+    in_steps, at_once = cost.coefficients(more, 16), cost.coefficients(tokens, 16)
+    assert in_steps.prefill_s(tokens, context) >= at_once.prefill_s(tokens, context)
     assert cost.decode_step_s(tokens + more, context) > cost.decode_step_s(tokens, context)
     assert cost.decode_step_s(tokens, context + more) > cost.decode_step_s(tokens, context)
     assert cost.saving_s(context + more, 16) > cost.saving_s(context, 16) > 0
@@ -97,9 +98,10 @@ def test_more_work_never_takes_less_time_whatever_was_observed(seen, tokens, con
 def test_a_prefill_is_the_sum_of_its_steps():
     cost, _ = trained()
     parts = [cost.step_s(prefill(n, 100 + before)) for before, n in ((0, 64), (64, 64), (128, 22))]
-    assert cost.prefill_s(150, 100, 64) == pytest.approx(sum(parts))
-    assert cost.prefill_s(128, 100, 64) == pytest.approx(sum(parts[:2]))
-    assert cost.prefill_s(0, 100) == 0
+    in_steps = CostModel.given(cost.coefficients(64, 16))
+    assert in_steps.prefill_s(150, 100) == pytest.approx(sum(parts))
+    assert in_steps.prefill_s(128, 100) == pytest.approx(sum(parts[:2]))
+    assert in_steps.prefill_s(0, 100) == 0
 
 
 def test_a_block_saves_what_a_prefill_without_it_takes_less_but_for_the_step():

@@ -3,8 +3,6 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from policies.cost import Coefficients
 from policies.routing import NOTHING_CACHED, Cached, Candidate, RouteRequest, Standing
@@ -16,30 +14,31 @@ COST = Coefficients(5e-3, 2e-4, 3e-4, 2e-9, 1e-8, 5e-5, 7e-5, 1e-3, 4e-4, 256, 1
 MOST = 4
 NOISE = 0.1
 
-standings = st.builds(
-    Standing,
-    pending_tokens=st.integers(0, 4000),
-    waiting=st.integers(0, 5),
-    running=st.integers(0, 20),
-    context_tokens=st.integers(0, 20_000),
-    full=st.booleans(),
-    answer_tokens=st.integers(1, 300),
-    reuse=st.sampled_from([0.0, 1.0]),
-)
-prefixes = st.builds(
-    lambda device, dram, redis: Cached(16 * device, 16 * dram, 16 * redis),
-    st.integers(0, 40),
-    st.integers(0, 20),
-    st.integers(0, 20),
-)
 
-
-@st.composite
-def fleets(draw: st.DrawFn) -> tuple[list[Standing], list[Cached]]:
-    fleet = draw(st.lists(standings, min_size=6, max_size=24))
-    kinds = draw(st.lists(prefixes, min_size=1, max_size=3))
-    cached = [draw(st.sampled_from([NOTHING_CACHED, *kinds])) for _ in fleet]
+def draw_fleet(random: Random) -> tuple[list[Standing], list[Cached]]:
+    """Standings of one flow, and what each replica has of a prompt."""
+    kinds = [
+        Cached(*(16 * random.randint(0, most) for most in (40, 20, 20)))
+        for _ in range(random.randint(1, 3))
+    ]
+    idle = random.random()
+    fleet, cached = [], []
+    for _ in range(random.randint(6, 24)):
+        busy = Standing(
+            pending_tokens=random.randint(0, 4000),
+            waiting=random.randint(0, 5),
+            running=random.randint(0, 20),
+            context_tokens=random.randint(0, 20_000),
+            full=random.random() < 0.2,
+            answer_tokens=random.randint(1, 300),
+            reuse=random.choice((0.0, 1.0)),
+        )
+        fleet.append(Standing() if random.random() < idle else busy)
+        cached.append(random.choice((NOTHING_CACHED, *kinds)))
     return fleet, cached
+
+
+DRAWS = [(seed, Random(seed).randint(1, 3000)) for seed in range(120)]
 
 
 def holders(cached: list[Cached]) -> list[Holders]:
@@ -79,61 +78,55 @@ def candidates_of(fleet: list[Standing], cached: list[Cached]) -> list[Candidate
     ]
 
 
-@settings(max_examples=50, deadline=None)
-@given(fleets(), st.integers(1, 3000))
-def test_predicted_ttft_loses_nothing_beyond_its_noise(
-    drawn: tuple[list[Standing], list[Cached]], prompt_tokens: int
-) -> None:
-    fleet, cached = drawn
-    request = RouteRequest(prompt_tokens)
-    candidates = candidates_of(fleet, cached)
-    chosen = choose_from_list("predicted-ttft", request, candidates, cached)
-    usable = [each for each in candidates if not each.standing.full] or candidates
-    least_s, own_s = min(cost_s(request, each) for each in usable)
-    if usable is not candidates:
-        assert not candidates[chosen].standing.full
-        assert cost_s(request, candidates[chosen])[0] <= (least_s + NOISE * own_s) * (1 + 1e-9)
+def test_predicted_ttft_loses_nothing_beyond_its_noise() -> None:
+    for seed, prompt_tokens in DRAWS:
+        fleet, cached = draw_fleet(Random(seed))
+        request = RouteRequest(prompt_tokens)
+        candidates = candidates_of(fleet, cached)
+        chosen = candidates[choose_from_list("predicted-ttft", request, candidates, cached)]
+        usable = [each for each in candidates if not each.standing.full]
+        if usable:
+            least_s, own_s = min(cost_s(request, each) for each in usable)
+            assert not chosen.standing.full
+            assert cost_s(request, chosen)[0] <= (least_s + NOISE * own_s) * (1 + 1e-9)
 
 
-@settings(max_examples=50, deadline=None)
-@given(fleets(), st.integers(1, 3000), st.floats(0.01, 3.0))
-def test_who_can_be_in_time_is_listed(
-    drawn: tuple[list[Standing], list[Cached]], prompt_tokens: int, due_s: float
-) -> None:
-    fleet, cached = drawn
-    request = RouteRequest(prompt_tokens, due_s=due_s)
-    candidates = candidates_of(fleet, cached)
+def test_who_can_be_in_time_is_listed() -> None:
+    rescued = 0
+    for seed, prompt_tokens in DRAWS:
+        fleet, cached = draw_fleet(Random(seed))
+        candidates = candidates_of(fleet, cached)
+        request = RouteRequest(prompt_tokens)
+        soonest_s = min(
+            (predict(request, each).ttft_s for each in candidates if not each.standing.full),
+            default=0.0,
+        )
+        due_s = soonest_s * 1.05
+        promised = RouteRequest(prompt_tokens, due_s=due_s)
+        chosen = candidates[choose_from_list("predicted-ttft", promised, candidates, cached)]
+        everybody = PredictedTtft().choose(promised, candidates, Random(2))
+        if predict(request, candidates[everybody]).ttft_s <= due_s:
+            rescued += 1
+            assert predict(request, chosen).ttft_s <= due_s * (1 + 1e-9)
+    assert rescued > len(DRAWS) // 2
 
-    def in_time(number: int) -> bool:
-        candidate = candidates[number]
-        ttft_s = predict(request, candidate).ttft_s
-        return not candidate.standing.full and ttft_s <= due_s * (1 - 1e-9)
 
-    chosen = choose_from_list("predicted-ttft", request, candidates, cached)
-    everybody = PredictedTtft().choose(request, candidates, Random(2))
-    if in_time(everybody):
-        assert in_time(chosen)
+def test_the_other_policies_choose_as_well_as_from_all() -> None:
+    for seed, prompt_tokens in DRAWS[:60]:
+        fleet, cached = draw_fleet(Random(seed))
+        fleet = [each._replace(full=False) for each in fleet]
+        request = RouteRequest(prompt_tokens)
+        candidates = candidates_of(fleet, cached)
 
+        chosen = candidates[choose_from_list("prefix-affinity", request, candidates, cached)]
+        best = candidates[BUILT_IN["prefix-affinity"]().choose(request, candidates, Random(2))]
+        assert chosen.cached.tokens == best.cached.tokens
+        assert predict(request, chosen).queue_s == predict(request, best).queue_s
 
-@settings(max_examples=50, deadline=None)
-@given(fleets(), st.integers(1, 3000))
-def test_the_other_policies_choose_as_well_as_from_all(
-    drawn: tuple[list[Standing], list[Cached]], prompt_tokens: int
-) -> None:
-    fleet, cached = drawn
-    fleet = [each._replace(full=False) for each in fleet]
-    request = RouteRequest(prompt_tokens)
-    candidates = candidates_of(fleet, cached)
-
-    chosen = candidates[choose_from_list("prefix-affinity", request, candidates, cached)]
-    best = candidates[BUILT_IN["prefix-affinity"]().choose(request, candidates, Random(2))]
-    assert chosen.cached.tokens == best.cached.tokens
-    assert predict(request, chosen).queue_s == predict(request, best).queue_s
-
-    chosen = candidates[choose_from_list("least-loaded", request, candidates, cached)]
-    assert chosen.standing.waiting + chosen.standing.running == min(
-        each.waiting + each.running for each in fleet
-    )
+        chosen = candidates[choose_from_list("least-loaded", request, candidates, cached)]
+        assert chosen.standing.waiting + chosen.standing.running == min(
+            each.waiting + each.running for each in fleet
+        )
 
 
 def test_round_robin_comes_to_everybody_once_in_a_round() -> None:
