@@ -57,11 +57,10 @@ async def measured(
         stop=manner.stop,
         check_repeats=manner.check_repeats,
     )
-    scheme = "https" if at.tls else "http"
     run = Run(
         name=target.name,
         kind="live",
-        target=f"{scheme}://{at.host}:{at.port}{at.base_path}, model {target.model}",
+        target=f"{at.url}, model {target.model}",
         workload=load.title,
         command=manner.command,
         began_at=outcome.began_at,

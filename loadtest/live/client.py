@@ -74,7 +74,8 @@ async def run_load(
             await _unless(stop, _closed_loop(first, warm_up, clients))
             notes += _warm_up_notes(first.records)
         if load.concurrency is not None:
-            await pool.open(min(load.concurrency, len(load.sessions)), target.timeout_s)
+            count = min(load.concurrency, len(load.sessions))
+            await _unless(stop, pool.open(count, target.timeout_s))
         sender = Sender(
             *(wording, pool, target.timeout_s), check_repeats=check_repeats, on_answer=on_answer
         )

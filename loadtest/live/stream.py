@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,28 +17,30 @@ from loadtest.wire.events import EventSplitter
 from loadtest.wire.refusal import error_message
 
 _DONE = b"[DONE]"
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""Of tokens: what records can hold, and far more than any answer has."""
 
 
 class ByTier(msgspec.Struct, gc=False):
     """Where forebay had cached tokens, if it says so."""
 
-    device: int
-    dram: int
-    redis: int
+    device: _Count
+    dram: _Count
+    redis: _Count
 
 
 class Details(msgspec.Struct, gc=False):
     """What a server says about a prompt's tokens."""
 
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
     cached_tokens_by_tier: ByTier | None = None
 
 
 class Usage(msgspec.Struct, gc=False):
     """What a server says that an answer took. `cost_usd` is forebay's own: an exact decimal."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     prompt_tokens_details: Details | None = None
     cost_usd: str | None = None
 
@@ -142,7 +144,7 @@ class StreamReader:
                 continue
             try:
                 chunk = _decode(payload)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 self.broken = f"an event is no chunk of an answer: {error}"
                 return
             if chunk.error is not None:

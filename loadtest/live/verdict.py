@@ -64,7 +64,10 @@ def _why_broken(answer: Answer, read: StreamReader) -> str | None:
     if not answer.whole:
         return "the connection closed in the middle of the answer"
     if read.first_s is None:
-        return f"no token came (content-type: {answer.headers.get('content-type', 'none')})"
+        told = f"content-type: {answer.headers.get('content-type', 'none')}"
+        if (encoding := answer.headers.get("content-encoding")) is not None:
+            told += f", content-encoding: {encoding}, which was not asked for"
+        return f"no token came ({told})"
     return None if read.done else "the stream ended without [DONE]"
 
 

@@ -6,6 +6,7 @@ Only the lines that matter are kept of each page, and they are read after the ru
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -152,6 +153,15 @@ def _by_field(series: Iterable[tuple[bytes, bytes, bytes]]) -> Iterator[tuple[st
         key = metric.decode()
         if key not in _FIELD_OF:
             tier = _TIER.search(labels)
-            key = f"{key}|{tier[1].decode()}" if tier is not None else key
-        if key in _FIELD_OF:
-            yield _FIELD_OF[key], float(value)
+            key = f"{key}|{tier[1].decode(errors='replace')}" if tier is not None else key
+        if key in _FIELD_OF and (number := _number(value)) is not None:
+            yield _FIELD_OF[key], number
+
+
+def _number(text: bytes) -> float | None:
+    """None for what says nothing: a page may hold NaN, and need not be one of Prometheus at all."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

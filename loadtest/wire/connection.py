@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ Take = Callable[[float, bytes], None]
 """Takes a piece of a body and when it came on the clock of `time.perf_counter`. Must not raise."""
 
 _Result = TypeVar("_Result")
+_INTERIM = range(100, 200)
 _OK = 200
 _OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
@@ -86,30 +88,53 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str, key: str | None = None) -> Endpoint:
-        """From "http://127.0.0.1:8000/v1". Raises ValueError with one line for any other shape."""
+        """From "http://127.0.0.1:8000/v1". Raises ValueError with one line for any other shape, and
+        for a key that no header can hold; neither a password nor the key is in it."""
         try:
             parts = urlsplit(url)
-            port = parts.port
+            port, named = parts.port, parts.username is not None
         except ValueError:
-            raise ValueError(f"{url}: not a URL") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url.rpartition('@')[2]}: not a URL") from None
+        # What is not sent is not taken: who gives it means something by it.
+        if named or parts.query or parts.fragment:
+            raise ValueError("a URL here has no user, password, query or fragment")
+        host = parts.hostname
+        if parts.scheme not in ("http", "https") or not host or not _can_be_asked(host, parts.path):
             raise ValueError(f"{url}: must look like http://127.0.0.1:8000/v1")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/"), tls, key)
+        return cls(
+            host, port or (443 if tls else 80), parts.path.rstrip("/"), tls, checked_key(key)
+        )
+
+    @property
+    def authority(self) -> str:
+        """Host and port as a URL has them: an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What it was parsed from."""
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.base_path}"
 
     def request(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> bytes:
         """The bytes of one request; `path` is absolute and does not get the base path. `headers`
         are more of them."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{self.port}"]
+        lines = [f"{method} {path} HTTP/1.1", f"host: {self.authority}"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
         if self.key is not None:
             lines.append(f"authorization: Bearer {self.key}")
         if body:
             lines += ["content-type: application/json", f"content-length: {len(body)}"]
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def checked_key(key: str | None) -> str | None:
+    """The key. Raises ValueError if it cannot stand in a header, as with a line break at its end."""
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError("the API key has spaces around it or characters that no header can hold")
+    return key
 
 
 class Connection:
@@ -166,7 +191,7 @@ class Connection:
             return self._wire
         self.close()
         loop, at = asyncio.get_running_loop(), self._endpoint
-        context = ssl.create_default_context() if at.tls else None
+        context = _tls_context() if at.tls else None
         try:
             _, self._wire = await loop.create_connection(
                 lambda: _Wire(self._backlog), at.host, at.port, ssl=context
@@ -174,7 +199,7 @@ class Connection:
         except OSError as error:
             why = error.strerror or str(error)
             kind = OutOfSocketsError if error.errno in _OUT_OF_SOCKETS else UnreachableError
-            raise kind(f"{at.host}:{at.port}: cannot connect ({why})") from None
+            raise kind(f"{at.authority}: cannot connect ({why})") from None
         return self._wire
 
     def close(self) -> None:
@@ -198,6 +223,22 @@ async def fetch(endpoint: Endpoint, method: str, path: str, timeout_s: float = 1
     """One request without a body over a connection of its own. Raises ExchangeError."""
     async with connect(endpoint) as connection:
         return await connection.exchange(endpoint.request(method, path), timeout_s)
+
+
+def _can_be_asked(host: str, path: str) -> bool:
+    """Whether the host is a name that can be looked up, and the path fits a request's first line."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return path.isascii() and path.isprintable() and " " not in path
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """One for all connections: reading the system's certificates takes tens of milliseconds, for
+    which nothing else would be sent or read."""
+    return ssl.create_default_context()
 
 
 class _ClosedUnansweredError(ExchangeError):
@@ -299,6 +340,9 @@ class _Wire(asyncio.Protocol):
             self._arrivals.append(Arrival(self._now_s, data))
 
     def on_message_complete(self) -> None:
+        if self._parser.get_status_code() in _INTERIM:
+            self._headers = {}  # Such as 103: the answer is still to come.
+            return
         self._keep_alive = self._parser.should_keep_alive()
         self._finish(whole=True)
 

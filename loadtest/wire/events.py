@@ -13,15 +13,20 @@ class EventSplitter:
     (comments, other fields) is passed over. A last event without its empty line does not count.
     """
 
-    __slots__ = ("_data", "_rest")
+    __slots__ = ("_data", "_line")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line: list[bytes] = []
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The data of the events that this piece ends, wherever the body was cut."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        # A line is joined once, at its end: one of megabytes comes in hundreds of pieces.
+        self._line.append(piece)
+        if b"\n" not in piece:
+            return []
+        *lines, rest = b"".join(self._line).split(b"\n")
+        self._line = [rest] if rest else []
         ended: list[bytes] = []
         for line in lines:
             stripped = line.removesuffix(b"\r")

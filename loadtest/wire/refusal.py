@@ -15,7 +15,9 @@ def refusal(answer: Answer) -> str:
         message = orjson.loads(answer.body)["error"]["message"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         message = answer.body[:_SHOWN_BYTES].decode("utf-8", "replace")
-    return f"status {answer.status}: {one_line(message)}"
+    elsewhere = answer.headers.get("location")
+    to = f" (location: {elsewhere})" if elsewhere is not None else ""
+    return f"status {answer.status}{to}: {one_line(message)}"
 
 
 def error_message(error: object) -> str:
