@@ -33,7 +33,7 @@ class Breaker:
         self._failures_to_open = failures
         self._first_retry_s = first_retry_s
         self._last_retry_s = last_retry_s
-        self._state = BreakerState.OPEN if starts_open else BreakerState.CLOSED
+        self._enter(BreakerState.OPEN if starts_open else BreakerState.CLOSED)
         self._failures = 0
         self._retry_s = first_retry_s
         self._retry_at_s = float("-inf")
@@ -42,11 +42,6 @@ class Breaker:
     @property
     def state(self) -> BreakerState:
         return self._state
-
-    @property
-    def closed(self) -> bool:
-        """Whether questions may be asked."""
-        return self._state is BreakerState.CLOSED
 
     def success(self) -> None:
         """A question was answered in time."""
@@ -75,23 +70,28 @@ class Breaker:
         """Whether the caller is to send the one probe now; it must report how it ended."""
         if self._state is not BreakerState.OPEN or now_s < self._retry_at_s:
             return False
-        self._state = BreakerState.PROBING
+        self._enter(BreakerState.PROBING)
         return True
 
     def probe_succeeded(self) -> None:
         if self._state is BreakerState.PROBING:
-            self._state = BreakerState.CLOSED
+            self._enter(BreakerState.CLOSED)
             self._failures = 0
             self._retry_s = self._first_retry_s
 
     def probe_failed(self, now_s: float) -> None:
         if self._state is BreakerState.PROBING:
-            self._state = BreakerState.OPEN
+            self._enter(BreakerState.OPEN)
             self._retry_s = min(self._retry_s * 2, self._last_retry_s)
             self._retry_at_s = now_s + self._retry_s
 
     def _open(self, now_s: float) -> None:
-        self._state = BreakerState.OPEN
+        self._enter(BreakerState.OPEN)
         self._retry_s = self._first_retry_s
         self._retry_at_s = now_s + self._retry_s
         self.opened += 1
+
+    def _enter(self, state: BreakerState) -> None:
+        self._state = state
+        self.closed = state is BreakerState.CLOSED
+        """Whether questions may be asked. For reading: it is asked for very often."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from secrets import token_hex
 
 import structlog
 from starlette.middleware.cors import CORSMiddleware
@@ -30,6 +29,7 @@ from gateway.models import Models
 from gateway.named_cache_store import MemoryStore, NamedCacheStore
 from gateway.named_caches import NamedCaches
 from gateway.offline import OfflineCalls
+from gateway.random_names import RandomNames
 from gateway.recent_requests import RecentRequests
 from gateway.reload import RuntimeConfig
 from gateway.sse import StreamTimes
@@ -42,6 +42,7 @@ _log = structlog.get_logger("forebay.http")
 
 Handler = Callable[[HttpCall], Awaitable[None]]
 
+_request_ids = RandomNames(12)
 _SANE_ID = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 _LOADING_RETRY_S = 5
 _DRAINING_RETRY_S = 5
@@ -246,7 +247,7 @@ def _request_id(scope: Scope) -> str:
             if _SANE_ID.fullmatch(value):
                 return str(value, "ascii")
             break
-    return "req-" + token_hex(12)
+    return "req-" + _request_ids.next()
 
 
 def _with_request_id(scope: Scope, send: Send) -> Send:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 
 from gateway.choice import Choice
@@ -34,9 +34,10 @@ class Entrance:
         scope: AsyncExitStack,
         *,
         may_downgrade: bool = False,
-    ) -> None:
+    ) -> Receipt | None:
         """Reserve what the request may use, for as long as the scope lasts, and wait until there is
-        room for it.
+        room for it. Returns where its first prompt was to go before that, None where nothing
+        served.
 
         Raises a 429 ApiError where a limit of its tenant is reached, a 503 where it would not get
         its first token in time, and Downgrade, if that is allowed, where its tenant wants it to run
@@ -60,7 +61,7 @@ class Entrance:
         )
         limited = budget_only(caller) if request.batch else caller
         downgrade_to = tenant.slo.downgrade_to
-        async with AsyncExitStack() as entering:
+        with ExitStack() as entering:
             reservation = await self._tenancy.limiter.reserve(limited, model.name, demand)
             entering.enter_context(reservation)
             await self._tenancy.admission.admit(
@@ -75,8 +76,9 @@ class Entrance:
                 and tenant.may_use(downgrade_to),
             )
             request.reservation = reservation
-            scope.push_async_exit(entering.pop_all())
+            scope.push(entering.pop_all().__exit__)
         scope.push(lambda _kind, error, _trace: _settle(request, error))
+        return first
 
 
 def _settle(request: Request, error: BaseException | None) -> None:

@@ -15,7 +15,9 @@ from urllib.parse import parse_qsl
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.client_link import LINK, ClientLink
 from gateway.errors import ApiError
+from gateway.rounds import Rounds
 
 Header = tuple[bytes, bytes]
 
@@ -46,6 +48,8 @@ class HttpCall:
         self._scope = scope
         self._receive = receive
         self._send = send
+        self.link: ClientLink | None = scope.get(LINK)
+        self.rounds = Rounds() if self.link is None else self.link.rounds
         self._headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self._headers.setdefault(name, value)

@@ -6,6 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
+from gateway.client_link import ClientLink
 from gateway.http_call import ClientDisconnectedError, HttpCall
 
 
@@ -40,14 +41,19 @@ class ends_with_client:  # noqa: N801 - it is used as a statement
     been sent the whole answer has got it, and may go.
     """
 
-    __slots__ = ("_call", "_interruption", "_watcher")
+    __slots__ = ("_call", "_interruption", "_link", "_watcher")
 
     def __init__(self, call: HttpCall) -> None:
         self._call = call
+        self._link: ClientLink | None = call.link
+        self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> None:
         self._interruption = Interruption()
-        self._watcher = asyncio.create_task(self._watch())
+        if self._link is not None:
+            self._link.listen(self._client_gone)
+        else:
+            self._watcher = asyncio.create_task(self._watch())
 
     async def __aexit__(
         self,
@@ -55,12 +61,18 @@ class ends_with_client:  # noqa: N801 - it is used as a statement
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._watcher.cancel()
+        if self._link is not None:
+            self._link.forget(self._client_gone)
+        if self._watcher is not None:
+            self._watcher.cancel()
         if kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
             raise ClientDisconnectedError from None
 
     async def _watch(self) -> None:
         while (await self._call.receive())["type"] != "http.disconnect":
             pass
+        self._client_gone()
+
+    def _client_gone(self) -> None:
         if not self._call.response_complete:
             self._interruption.fire()

@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.client_link import LINK, ClientLink
 from gateway.errors import ApiError
 
 MAX_HEAD_BYTES = 64 << 10
@@ -16,6 +17,8 @@ MAX_HEADERS = 200
 HEAD_TIMEOUT_S = 30.0
 
 _TOO_LARGE = ApiError(431, "The request's headers are too large.", code="headers_too_large")
+_HEAD_TOO_LARGE = "request head too large"
+"""Raised to the parser, which turns it into an error of its own."""
 _INVALID = ApiError(400, "This is not a valid HTTP request.", code="invalid_http")
 _STATUS_LINES = {
     400: b"HTTP/1.1 400 Bad Request\r\n",
@@ -34,22 +37,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _reading_head = False
     _timer: asyncio.TimerHandle | None = None
+    _link: ClientLink
     _refused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
         super().connection_made(stream)
         self.transport = cast(asyncio.Transport, _HeadWithBody(stream, self.loop))
+        self._link = ClientLink(self.flow.resume_reading)
         self._restart_timer(self.timeout_keep_alive)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._link.lost()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
         super().data_received(data)
+        if self._reading_head and self._timer is None:
+            # most heads come in one piece, and a timer for each would cost more than reading it
+            self._restart_timer(HEAD_TIMEOUT_S)
         # The parser keeps an unfinished header to itself, so that its callbacks cannot count it.
         if self._reading_head and not self._refused:
             self._head_bytes += len(data)
@@ -59,21 +68,32 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_bytes = 0
         self._reading_head = True
-        self._restart_timer(HEAD_TIMEOUT_S)
+        self._stop_timer()
         super().on_message_begin()
+        self._link.request_is_whole = False
+        scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # a typed dict, open to more
+        scope[LINK] = self._link
 
     def on_url(self, url: bytes) -> None:
-        self._count(len(url))
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError(_HEAD_TOO_LARGE)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            raise ValueError(_HEAD_TOO_LARGE)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._reading_head = False
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._link.request_is_whole = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Called when the parser gives up, also because a callback of ours raised."""
@@ -91,11 +111,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 + body
             )
         self.transport.close()
-
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_is_too_large():
-            raise ValueError("request head too large")  # the parser turns it into its own error
 
     def _head_is_too_large(self) -> bool:
         return self._head_bytes > MAX_HEAD_BYTES or len(self.headers or ()) > MAX_HEADERS
@@ -115,11 +130,12 @@ class _HeadWithBody:
     turn of the loop: uvicorn writes them one by one, and each write is a system call, among the
     dearest things that a short answer needs."""
 
-    __slots__ = ("_held", "_loop", "_transport", "_write")
+    __slots__ = ("_held", "_loop", "_transport", "_write", "is_closing")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._write = transport.write
+        self.is_closing = transport.is_closing  # asked for with each write
         self._loop = loop
         self._held = b""
 

@@ -132,8 +132,8 @@ class Journey:
                 request.model = remote
                 self.take_place(request, tenant, scope)
 
-                async def let_in(asks: Sequence[Ask]) -> None:
-                    await self._entrance.let_in(
+                async def let_in(asks: Sequence[Ask]) -> Receipt | None:
+                    return await self._entrance.let_in(
                         request, remote, asks, scope, may_downgrade=not downgraded
                     )
 

@@ -44,23 +44,39 @@ class Redactor:
         would hide the log and, by where the masks are, show the secret."""
         known = sorted({secret for secret in secrets if len(secret) >= 6}, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
-        # most values come in line after line: names of tenants, models, loggers
+        # most values come in line after line: names of tenants, models, loggers; so do the names
+        # of fields, which are our own
         self._harmless: set[str] = set()
+        self._tell: set[str] = set()
 
     def __call__(
         self, _logger: Any, _method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         """The event with its secrets masked."""
-        harmless = self._harmless
+        harmless, tell = self._harmless, self._tell
         masked: dict[str, Any] = {}
         for key, value in event.items():
             kind = type(value)
             # most of a line's values need no closer look
-            if value is None or kind is int or kind is float or (kind is str and value in harmless):
-                masked[key] = _MASK if key.lower() in _SECRET_KEYS else value
+            if key in tell and (
+                (kind is str and value in harmless)
+                or value is None
+                or kind is int
+                or kind is float
+                or kind is bool
+            ):
+                masked[key] = value
             else:
                 masked[key] = self._value(key, value)
+                self._note(key)
         return masked
+
+    def _note(self, key: object) -> None:
+        """Remember a field's name that says nothing secret."""
+        if type(key) is str and key.lower() not in _SECRET_KEYS and key not in self._tell:
+            if len(self._tell) >= _REMEMBERED_TEXTS:
+                self._tell.clear()
+            self._tell.add(key)
 
     def text(self, text: str) -> str:
         """A text with its secrets masked, and lone surrogates, which no encoding takes, escaped."""
@@ -196,7 +212,6 @@ class _OwnLogger:
 
 def bind_request_id(request_id: str) -> None:
     """Every line logged from this task on carries the request id."""
-    structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=request_id)
 
 

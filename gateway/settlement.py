@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from time import monotonic
 from types import TracebackType
@@ -14,11 +13,13 @@ from gateway.errors import ApiError
 from gateway.ledger.row import LedgerRow
 from gateway.metrics import Metrics
 from gateway.outcome import is_charged, outcome_of
+from gateway.random_names import RandomNames
 from gateway.recent_requests import RecentRequests
 from gateway.request import Request
 from gateway.tenancy import Tenancy
 from gateway.wire.usage import Usage
 
+_row_ids = RandomNames(16)
 _log = structlog.get_logger("forebay.request")
 
 
@@ -91,7 +92,7 @@ def _account(
     now_s, e2e_s = time.time(), monotonic() - request.call.started_s
     tenancy.ledger.note(
         LedgerRow(
-            id=secrets.token_hex(16),
+            id=_row_ids.next(),
             request_id=request.call.request_id,
             started_s=now_s - e2e_s,
             finished_s=now_s,

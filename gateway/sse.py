@@ -88,8 +88,7 @@ class EventStream:
         await self._call.start(200, [*_HEADERS, *self._headers])
         self._last_sent_s = monotonic()
         self._interruption = Interruption(self._task)
-        self._loop = asyncio.get_running_loop()
-        self._tick = self._loop.call_later(self._tick_s, self._attend)
+        self._call.rounds.join(self._attend, self._tick_s)
         return self
 
     async def send(self, frames: bytes | bytearray, *, more: bool = True) -> None:
@@ -109,26 +108,25 @@ class EventStream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._tick.cancel()
+        self._call.rounds.leave(self._attend)
         if self._speaking is not None:
             self._speaking.cancel()
         if kind is asyncio.CancelledError and self._interruption.absorbs_cancellation():
             raise ClientDisconnectedError from None
 
     def _attend(self) -> None:
-        """Speak when there is silence, give up when nobody listens. Looks now and then: a timer for
-        each of many streams costs less than a task."""
+        """Speak when there is silence, give up when nobody listens. Looks now and then: that costs
+        many streams less than a task or a timer of each of them."""
         now_s = monotonic()
         if self._sending_since_s is not None:
             if now_s - self._sending_since_s >= self._times.stall_s:
+                self._call.rounds.leave(self._attend)
                 self._interruption.fire()
-                return
         elif now_s - self._last_sent_s >= self._times.heartbeat_s and (
             self._speaking is None or self._speaking.done()
         ):
             self._last_sent_s = now_s
             self._speaking = asyncio.create_task(self._speak())
-        self._tick = self._loop.call_later(self._tick_s, self._attend)
 
     async def _speak(self) -> None:
         try:

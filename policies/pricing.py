@@ -38,6 +38,8 @@ class Price:
         batch: bool = False,
     ) -> int:
         """One request, rounded up to a whole nUSD, once."""
+        if not (self.input or self.cached_input or self.output or self.cache_write):
+            return 0  # where nothing is priced, as in most gateways, nothing need be multiplied
         usd = Decimal(0)
         for rate, tokens in (
             (self.input, uncached_tokens),

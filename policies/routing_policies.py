@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from policies.routing import Candidate, RouteRequest, RoutingPolicy
+from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
 from policies.routing_prediction import predict, predicted_terms
 
 _NEVER = float("inf")
@@ -87,11 +87,12 @@ class PredictedTtft:
     ) -> list[tuple[float, float]]:
         """What choosing each costs, and how much of that is the request's own part."""
         costs = []
-        for (queue_s, load_s, prefill_s), (_, _, standing, _) in zip(
+        for (queue_s, load_s, prefill_s), candidate in zip(
             predicted_terms(request, candidates), candidates, strict=True
         ):
-            waiting, reuse = standing[1], standing[8]
-            own_s = load_s + prefill_s * (1.0 + waiting + reuse + reuse * reuse)
+            standing = candidate[2]
+            reuse = standing[8]
+            own_s = load_s + prefill_s * (1.0 + standing[1] + reuse + reuse * reuse)
             costs.append((queue_s + own_s, own_s))
         return costs
 
@@ -185,19 +186,19 @@ def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[fl
     """
     prompt_tokens, priority, flow = request.prompt_tokens, request.priority, request.flow
     floors = []
-    for candidate in candidates:
-        cost, standing = candidate[1], candidate[2]
-        if standing[5]:
+    for _, cost, standing, cached in candidates:
+        pending, waiting, _, _, _, full, queued, _, reuse, _ = standing
+        if full:
             floors.append(_NEVER)
             continue
-        pending, reuse, step_tokens = standing[0], standing[8], cost[9]
-        queued = standing[6]
+        step_tokens = cost[9]
         if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] > priority):
             for its_priority, _, tokens, its_flow, _ in queued:
                 if its_priority > priority or (its_priority == priority and its_flow != flow):
                     pending -= tokens
         ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending
-        computed = (prompt_tokens - sum(candidate[3])) * (1.0 + standing[1] + reuse + reuse * reuse)
+        uncached = prompt_tokens if cached is NOTHING_CACHED else prompt_tokens - sum(cached)
+        computed = uncached * (1.0 + waiting + reuse + reuse * reuse)
         floors.append((cost[1] + cost[0] / step_tokens) * (computed + ahead))
     return floors
 

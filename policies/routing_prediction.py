@@ -50,6 +50,9 @@ def predicted_terms(
     prompt_tokens, priority = request.prompt_tokens, request.priority
     flow, weight = request.flow, request.weight
     cuts_of: dict[tuple[int, Cached], list[_Cut]] = {}
+    cuts: list[_Cut] = []
+    further_cuts: list[_Cut] = []
+    cut_tokens = 0  # of a step, that `cuts` are for
     known_cost: Coefficients | None = None
     known_cached: Cached | None = None
     terms: list[tuple[float, float, float]] = []
@@ -70,15 +73,19 @@ def predicted_terms(
                 step_tokens,
                 block_tokens,
             ) = known_cost = cost
-            known_cached = cached
+            if cached is not known_cached or step_tokens != cut_tokens:
+                known_cached, cut_tokens = cached, step_tokens
+                known_cuts = cuts_of.get((step_tokens, cached))
+                if known_cuts is None:
+                    known_cuts = _cuts(prompt_tokens, step_tokens, cached)
+                    cuts_of[step_tokens, cached] = known_cuts
+                cuts, further_cuts = known_cuts, known_cuts[1:]
             own_step_s = constant_s + sequence_s
-            row_s = token_s + sequence_s
-            context_s = attended_s + read_s
-            cuts = cuts_of.get((step_tokens, cached))
-            if cuts is None:
-                cuts = cuts_of[step_tokens, cached] = _cuts(prompt_tokens, step_tokens, cached)
-            least_s = float("inf")
-            for tokens, steps, attended, context_read, to_device, from_redis in cuts:
+            uncached_tokens, steps, attended, context_read, _, _ = cuts[0]  # which loads nothing
+            tokens_s = token_s * uncached_tokens + attended_s * attended + read_s * context_read
+            load_s = 0.0
+            least_s = alone_prefill_s = tokens_s + steps * own_step_s
+            for tokens, steps, attended, context_read, to_device, from_redis in further_cuts:
                 moving_s = 0.0
                 if from_redis:
                     moving_s = redis_latency_s + redis_block_s * (from_redis / block_tokens)
@@ -93,6 +100,8 @@ def predicted_terms(
         if not (standing[0] or standing[1] or standing[2]):  # idle
             terms.append((0.0, load_s, alone_prefill_s))
             continue
+        row_s = token_s + sequence_s
+        context_s = attended_s + read_s
         pending, waiting, running, context, slots, _, queued, answer_tokens, _, yielding = standing
         if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] != priority):
             own_tokens, own_sequences = 0.5 * uncached_tokens, 0.5

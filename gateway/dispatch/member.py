@@ -10,7 +10,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 from cache.breaker import Breaker, BreakerState
 from gateway.dispatch.load import Load
 from policies.cost import Coefficients
-from policies.routing import NOTHING_CACHED, Candidate
+from policies.routing import NOTHING_CACHED, Cached, Candidate
 
 ReplicaKind = Literal["in-process", "process", "remote"]
 
@@ -95,11 +95,24 @@ class Member(Generic[ReplicaT_co]):
             return False
         return self.breaker.closed or self.breaker.wait_s(self._clock()) == 0.0
 
-    def as_cold_candidate(self, cost: Coefficients, priority: int) -> Candidate:
-        """The replica, for a request of this priority, as one that has nothing of its prompt: the
-        same object until something about it changes, since most replicas have nothing of most
-        prompts."""
+    def candidate(
+        self, cost: Coefficients, priority: int, cached: Cached | None
+    ) -> Candidate | None:
+        """The replica for a request of this priority, None while it takes none. `cached` is what it
+        has of the prompt, None if nothing: then it is the same object until something about it
+        changes, since most replicas have nothing of most prompts.
+
+        Asked of every replica for every decision: so few calls in here.
+        """
+        if (
+            self.draining
+            or self.replica.health().condition is not Condition.SERVING
+            or not (self.breaker.closed or self.takes_requests())
+        ):
+            return None
         standing = self.load.standing(priority)
+        if cached is not None:
+            return Candidate(self.name, cost, standing, cached)
         cold = self._cold
         if cold is None or cold[2] is not standing or cold[1] is not cost:
             cold = self._cold = Candidate(self.name, cost, standing, NOTHING_CACHED)

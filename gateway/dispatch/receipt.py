@@ -33,7 +33,7 @@ class Receipt:
     """Prompt tokens that came from the cache in truth."""
     lost: str | None = None
     """Why the replica was lost, if it was."""
-    _predicted_ttft_s: float | None = field(default=None, init=False, repr=False, compare=False)
+    _predicted: Prediction | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def candidate(self) -> Candidate:
@@ -42,14 +42,16 @@ class Receipt:
 
     def predict(self, candidate: Candidate) -> Prediction:
         """A candidate's predicted time to first token, by term."""
-        return predict(self.request, candidate)
+        if candidate is not self.candidate:
+            return predict(self.request, candidate)
+        if self._predicted is None:
+            self._predicted = predict(self.request, candidate)
+        return self._predicted
 
     @property
     def predicted_ttft_s(self) -> float:
         """Of the chosen one."""
-        if self._predicted_ttft_s is None:
-            self._predicted_ttft_s = self.predict(self.candidate).ttft_s
-        return self._predicted_ttft_s
+        return self.predict(self.candidate).ttft_s
 
     @property
     def ttft_s(self) -> float | None:

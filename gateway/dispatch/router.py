@@ -30,6 +30,8 @@ _log = structlog.get_logger("forebay.routing")
 
 _BREAKER_POLL_S = 0.25
 _FALLBACK = "predicted-ttft"
+_NEW_S = 0.005
+"""So long a decision stands if nothing that it goes by is seen to have changed."""
 
 
 class NoReplica(Exception):
@@ -88,6 +90,8 @@ class Router(Generic[ReplicaT_co]):
         self._tells_no_events: set[str] = set()
         self._changed = asyncio.Event()
         self._watchers: list[Callable[[], None]] = []
+        self._newest: Receipt | None = None
+        """The last decision, until something changes that it went by."""
         self._biases = PredictionBiases()
 
     @property
@@ -104,6 +108,7 @@ class Router(Generic[ReplicaT_co]):
         """Choose by another policy from the next request on."""
         self._policy_name, self._policy = name, policy
         self._policy_failed = False
+        self._newest = None
 
     def add(self, member: Member[ReplicaT_co], *, tells_events: bool) -> None:
         """One more replica; it has joined the directory already. Raises ValueError for a name that
@@ -194,22 +199,22 @@ class Router(Generic[ReplicaT_co]):
         warm = self.directory.lookup(prefix.by_size(sizes), now_s)
         candidates: list[Candidate] = []
         passed_by: dict[str, str] = {}
+        priority, cached_by = request.priority, warm.get
         for name, member in self._members.items():
             if name in exclude:
                 passed_by[name] = "lost this request before"
-            elif not member.takes_requests():
+                continue
+            candidate = member.candidate(costs[name], priority, cached_by(name))
+            if candidate is None:
                 passed_by[name] = _why_not(member)
-            elif name in warm:
-                standing = member.load.standing(request.priority)
-                candidates.append(Candidate(name, costs[name], standing, warm[name]))
             else:
-                candidates.append(member.as_cold_candidate(costs[name], request.priority))
+                candidates.append(candidate)
         if not candidates:
             raise NoReplica("No replica of this model can serve now.", full=False)
         chosen, policy = self._choose(request, candidates)
         if candidates[chosen].standing.full:
             raise NoReplica("Every place in the replicas' queues is taken.", full=True)
-        return Receipt(
+        self._newest = receipt = Receipt(
             model=self.model,
             policy=policy,
             request=request,
@@ -221,6 +226,7 @@ class Router(Generic[ReplicaT_co]):
             moved_from=moved_from,
             had_begun=had_begun,
         )
+        return receipt
 
     def place(
         self,
@@ -230,13 +236,28 @@ class Router(Generic[ReplicaT_co]):
         exclude: Collection[str] = frozenset(),
         moved_from: str | None = None,
         had_begun: bool = False,
+        foreseen: Receipt | None = None,
     ) -> Placement[ReplicaT_co]:
         """Choose a replica, and count the request there for as long as the result's scope lasts;
-        enter it before anything else is decided. Raises NoReplica."""
-        receipt = self.decide(
-            request, prefix, exclude=exclude, moved_from=moved_from, had_begun=had_begun
-        )
+        enter it before anything else is decided. Raises NoReplica.
+
+        `foreseen` is what was decided about the same request, with nothing excluded, when it was
+        let in: that stands if nothing has happened since.
+        """
+        if foreseen is not None and self._stands(foreseen):
+            receipt = foreseen
+        else:
+            receipt = self.decide(
+                request, prefix, exclude=exclude, moved_from=moved_from, had_begun=had_begun
+            )
         return Placement(self, self._members[receipt.candidate.name], receipt, prefix)
+
+    def _stands(self, receipt: Receipt) -> bool:
+        """Whether deciding again would find the same."""
+        if receipt is not self._newest or monotonic() - receipt.decided_s > _NEW_S:
+            return False
+        member = self._members.get(receipt.candidate.name)
+        return member is not None and member.takes_requests()
 
     def _choose(self, request: RouteRequest, candidates: Sequence[Candidate]) -> tuple[int, str]:
         """Which candidate, and by which policy."""
@@ -279,6 +300,7 @@ class Router(Generic[ReplicaT_co]):
         return self._biases.factor(replica, request, now_s)
 
     def _tell_watchers(self) -> None:
+        self._newest = None
         for watcher in self._watchers:
             watcher()
 

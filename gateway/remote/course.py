@@ -28,10 +28,12 @@ RemotePlacement = Placement[RemoteReplica]
 
 @dataclass(slots=True)
 class Route:
-    """What routing is asked, the same each time."""
+    """What routing is asked, the same each time. `foreseen` is what it said when the request was
+    let in."""
 
     request: RouteRequest
     prefix: Prefix
+    foreseen: Receipt | None = None
 
 
 class Course:
@@ -74,14 +76,16 @@ class Course:
         return Visit(self, had_begun)
 
     async def _place(self, had_begun: bool) -> RemotePlacement:
+        route = self._route
         while True:
             try:
                 return self._router.place(
-                    self._route.request,
-                    self._route.prefix,
+                    route.request,
+                    route.prefix,
                     exclude=self._tried,
                     moved_from=self._moved_from,
                     had_begun=had_begun,
+                    foreseen=None if self._moved_from is not None else route.foreseen,
                 )
             except NoReplica as none:
                 await self._wait_for_another(none)

@@ -1,35 +1,28 @@
 """One request to a remote server and its answer, over a pool of connections.
 
-What is bounded here: the answer's headers (8 KiB each, 128 of them), the time to its first byte and
-between two reads, and through `read_all` its size. What is read may be cut anywhere.
+What is bounded here: the time to an answer's first byte and between two reads, and through
+`read_all` its size. What is read may be cut anywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Mapping
 from time import monotonic
 from types import TracebackType
 from typing import NamedTuple
 
-import aiohttp
-from yarl import URL
-
 from gateway.remote.failures import LossKind, UpstreamLost, answer_too_long
+from gateway.remote.pool import Origin, Pool
+from gateway.remote.wire import Wire, WireLost
 
-_CONNECT_S = 5.0
-_IDLE_S = 4.0
-"""How long a connection is kept for the next request: less than the 5 s after which uvicorn, and
-with it vLLM and SGLang, closes it."""
 _RACE_S = 1.0
-"""A connection that is lost so soon, before any byte of an answer, was being closed already."""
+"""A kept connection that is lost so soon, without a byte of an answer, was closing already."""
 _LOOK_S = 5.0
-"""How often it is looked for silence at least: changes of patience beyond that need no timer."""
+"""How often silent exchanges and old connections are looked for at least, while there are any."""
 _DRAIN_S = 0.25
 _DRAIN_READS = 4
-_LARGE_BODY_BYTES = 1 << 20
-_NO_TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)
+_NEVER_S = float("inf")
 
 
 class Patience(NamedTuple):
@@ -43,21 +36,21 @@ class Connections:
     """The connections to one server. An async scope; what is open when it ends is cut off."""
 
     def __init__(self, base_url: str, headers: Mapping[str, str], max_running: int) -> None:
-        self._base_url = base_url
-        self._headers = dict(headers)
+        """`headers` go along with every request. Raises ValueError for what cannot be a part of
+        one."""
+        self._origin = Origin.of(base_url)
+        self._fields = _fields(headers)
         self._limit = 2 * max_running
-        self._urls: dict[str, URL] = {}
+        self._heads: dict[str, bytes] = {}
         self._open: set[Exchange] = set()
         self._drains: set[asyncio.Task[None]] = set()
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._look_at_s = _NEVER_S
         self.last_heard_s = float("-inf")
         """When the last byte of any answer came."""
 
     async def __aenter__(self) -> Connections:
-        self._pooled = self._session(
-            aiohttp.TCPConnector(limit=self._limit, keepalive_timeout=_IDLE_S)
-        )
-        # for what a kept connection has just failed: another kept one may be as dead
-        self._fresh = self._session(aiohttp.TCPConnector(limit=self._limit, force_close=True))
+        self._pool = Pool(self._origin, self._limit)
         return self
 
     async def __aexit__(
@@ -66,11 +59,12 @@ class Connections:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cut_silent(float("inf"), LossKind.RESET)
+        self.cut_silent(_NEVER_S, LossKind.RESET)
         if self._drains:
             await asyncio.wait(tuple(self._drains))
-        await self._pooled.close()
-        await self._fresh.close()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        await self._pool.close()
 
     @property
     def open_exchanges(self) -> int:
@@ -80,11 +74,16 @@ class Connections:
     def exchange(
         self, path: str, body: bytes, headers: Mapping[str, str], patience: Patience
     ) -> Exchange:
-        """POST a body; opening the result sends it."""
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = URL(self._base_url + path, encoded=True)
-        return Exchange(self, url, body, {**self._headers, **headers}, patience)
+        """POST a body; opening the result sends it. Raises ValueError for a header that is none."""
+        head = self._heads.get(path)
+        if head is None:
+            origin = self._origin
+            head = self._heads[path] = (
+                f"POST {origin.base_path}{path} HTTP/1.1\r\nhost: {origin.authority}\r\n".encode()
+                + self._fields
+            )
+        head = b"%b%bcontent-length: %d\r\n\r\n" % (head, _fields(headers), len(body))
+        return Exchange(self, self._pool, head, body, patience)
 
     def drain(self, exchange: Exchange) -> None:
         """Let an exchange come to its end, and close it."""
@@ -98,36 +97,31 @@ class Connections:
             if exchange.last_heard_s < since_s:
                 exchange.cut(kind)
 
-    async def post(
-        self, url: URL, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """The answer as soon as its head is there. Raises aiohttp's errors.
+    def look_within(self, delay_s: float) -> None:
+        """Somebody has begun to wait, for so long at most: one timer serves all of them."""
+        now_s = monotonic()
+        at_s = now_s + min(delay_s, _LOOK_S)
+        if self._look_at_s <= at_s:
+            return
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._look_at_s = at_s
+        self._look_timer = asyncio.get_running_loop().call_later(at_s - now_s, self._look)
 
-        A connection that the server was closing when it was used is no fault of anybody's: the
-        request, which no byte has answered, is sent once more on a new one.
-        """
-        sent_s = monotonic()
-        try:
-            return await self._pooled.post(
-                url, data=_payload(body), headers=headers, allow_redirects=False
-            )
-        except (aiohttp.ServerDisconnectedError, ConnectionError, aiohttp.ClientOSError) as error:
-            never_connected = isinstance(error, aiohttp.ClientConnectorError)
-            if never_connected or monotonic() - sent_s > _RACE_S:
-                raise
-        return await self._fresh.post(
-            url, data=_payload(body), headers=headers, allow_redirects=False
-        )
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=_NO_TIMEOUTS,
-            trust_env=False,
-            auto_decompress=False,
-            skip_auto_headers=("user-agent",),
-        )
+    def _look(self) -> None:
+        """Cut off who has been silent for too long, and see when to look again."""
+        self._look_timer, self._look_at_s = None, _NEVER_S
+        self._pool.drop_old()
+        now_s = monotonic()
+        next_s = _LOOK_S if self._open or self._pool.has_idle else _NEVER_S
+        for exchange in tuple(self._open):
+            left_s = exchange.patience_left_s(now_s)
+            if left_s <= 0:
+                exchange.cut(LossKind.STALLED)
+            else:
+                next_s = min(next_s, left_s)
+        if next_s < _NEVER_S:
+            self.look_within(next_s)
 
 
 class Exchange:
@@ -141,13 +135,12 @@ class Exchange:
         "_body",
         "_connections",
         "_cut_by",
-        "_head_limit",
-        "_headers",
+        "_head",
+        "_opening",
         "_patience",
-        "_response",
-        "_url",
-        "_waiting",
-        "_watch",
+        "_pool",
+        "_waits_s",
+        "_wire",
         "last_heard_s",
         "sent_s",
     )
@@ -155,21 +148,20 @@ class Exchange:
     def __init__(
         self,
         connections: Connections,
-        url: URL,
+        pool: Pool,
+        head: bytes,
         body: bytes,
-        headers: Mapping[str, str],
         patience: Patience,
     ) -> None:
         self._connections = connections
-        self._url = url
+        self._pool = pool
+        self._head = head
         self._body = body
-        self._headers = headers
         self._patience = patience
-        self._response: aiohttp.ClientResponse | None = None
-        self._head_limit: asyncio.Timeout | None = None
+        self._wire: Wire | None = None
+        self._opening: asyncio.Timeout | None = None
         self._cut_by: LossKind | None = None
-        self._waiting = False
-        self._watch: asyncio.TimerHandle | None = None
+        self._waits_s = _NEVER_S
         self.sent_s = self.last_heard_s = monotonic()
 
     async def __aenter__(self) -> Exchange:
@@ -185,35 +177,43 @@ class Exchange:
         self.close()
 
     async def open(self) -> None:
-        """Send the request and wait for the head of its answer; `close` it later on every path."""
+        """Send the request and wait for the head of its answer; `close` it later on every path.
+
+        A connection that the server was closing when it was used is no fault of anybody's: the
+        request, which no byte has answered, is sent once more on a new one.
+        """
         self.sent_s = self.last_heard_s = monotonic()
         self._connections._open.add(self)
         try:
-            async with asyncio.timeout(self._patience.first_byte_s) as self._head_limit:
-                self._response = await self._connections.post(self._url, self._body, self._headers)
-        except TimeoutError:
-            raise UpstreamLost(self._cut_by or LossKind.STALLED, "no answer") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._lost(error) from error
-        finally:
-            self._head_limit = None
-            self._body = b""
-            if self._response is None:
-                self.close()
-        self._note_heard()
-        encoding = self._response.headers.get("content-encoding")
-        if encoding is not None and encoding.lower() != "identity":
+            wire = self._wire = await self._pool.spare() or await self._taken(fresh=False)
+            try:
+                await self._asked(wire)
+            except WireLost as lost:
+                is_race = wire.used and lost.unanswered and monotonic() - self.sent_s <= _RACE_S
+                if not is_race or self._cut_by is not None:
+                    raise
+                self._wire = None
+                self._pool.give_back(wire)
+                self._wire = wire = await self._taken(fresh=True)
+                await self._asked(wire)
+            if wire.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+                raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
+        except WireLost as lost:
             self.close()
-            raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
+            raise self._lost(lost) from None
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._body = b""
 
     def close(self) -> None:
         """End the answer, whole or not. Idempotent."""
         self._connections._open.discard(self)
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self._response is not None:
-            self._response.close()  # of an answer that was read to its end, the connection is kept
+        if self._wire is not None:
+            wire, self._wire = self._wire, None
+            # of an answer that was read to its end, the connection is kept
+            self._pool.give_back(wire)
 
     @property
     def status(self) -> int:
@@ -221,22 +221,21 @@ class Exchange:
         return self._answer.status
 
     def header(self, name: str) -> str | None:
-        """One of the answer's headers."""
-        return self._answer.headers.get(name)
+        """One of the answer's headers, by its lower-case name."""
+        value = self._answer.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
 
     async def read(self) -> bytes:
         """What has come since the last read, at least a byte; nothing at the end."""
-        content = self._answer.content
-        self._waiting = True
+        wire = self._answer
         self.last_heard_s = monotonic()  # a pause between two reads is not the server's
-        if self._watch is None:
-            self._watch_from_now(self._patience.between_s)
+        self._wait(self._patience.between_s)
         try:
-            piece = await content.readany()
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._lost(error) from error
+            piece = await wire.read()
+        except WireLost as lost:
+            raise self._lost(lost) from None
         finally:
-            self._waiting = False
+            self._waits_s = _NEVER_S
         self._note_heard()
         return piece
 
@@ -253,7 +252,7 @@ class Exchange:
         """Close it when all that was wanted has been read. What is left of the answer is read
         behind the caller's back if it is little and comes soon, so that the connection can be used
         again."""
-        if self._answer.content.at_eof():
+        if self._answer.complete:
             self.close()
         else:
             self._connections.drain(self)
@@ -273,59 +272,62 @@ class Exchange:
     def be_patient(self, between_s: float) -> None:
         """Wait so long between two reads from now on."""
         self._patience = Patience(self._patience.first_byte_s, between_s)
-        if self._watch is not None and between_s < _LOOK_S:
-            self._watch.cancel()
-            self._watch = None
+
+    def patience_left_s(self, now_s: float) -> float:
+        """How much longer whoever waits will; infinite while nobody does."""
+        return self.last_heard_s + self._waits_s - now_s
 
     def cut(self, kind: LossKind) -> None:
         """End it from outside: whoever waits for it hears that it was lost, and how."""
         if self._cut_by is not None:
             return
         self._cut_by = kind
-        if self._head_limit is not None:
-            self._head_limit.reschedule(asyncio.get_running_loop().time())
-        elif self._response is not None:
-            self._response.close()
+        if self._opening is not None:
+            self._opening.reschedule(asyncio.get_running_loop().time())
+        elif self._wire is not None:
+            self._wire.abort()
 
     @property
-    def _answer(self) -> aiohttp.ClientResponse:
-        if self._response is None:
+    def _answer(self) -> Wire:
+        if self._wire is None:
             raise RuntimeError("an exchange has an answer only inside its scope")
-        return self._response
+        return self._wire
 
-    def _watch_from_now(self, delay_s: float) -> None:
-        self._watch = asyncio.get_running_loop().call_later(min(delay_s, _LOOK_S), self._look)
+    async def _taken(self, *, fresh: bool) -> Wire:
+        """A connection that has to be waited for."""
+        left_s = self.sent_s + self._patience.first_byte_s - monotonic()
+        try:
+            async with asyncio.timeout(left_s) as self._opening:
+                return await self._pool.take(fresh=fresh)
+        except TimeoutError:
+            raise UpstreamLost(self._cut_by or LossKind.STALLED, "no answer") from None
+        finally:
+            self._opening = None
 
-    def _look(self) -> None:
-        """One timer for many reads: it finds out whether it is too early when it fires."""
-        silent_s = monotonic() - self.last_heard_s if self._waiting else 0.0
-        if silent_s >= self._patience.between_s:
-            self._watch = None
-            self.cut(LossKind.STALLED)
-        else:
-            self._watch_from_now(self._patience.between_s - silent_s)
+    async def _asked(self, wire: Wire) -> None:
+        """Send the request and wait for the answer's head. Raises WireLost."""
+        wire.ask(self._head, self._body)
+        self._wait(self._patience.first_byte_s)
+        try:
+            await wire.head()
+        finally:
+            self._waits_s = _NEVER_S
+        self._note_heard()
+
+    def _wait(self, longest_s: float) -> None:
+        self._waits_s = longest_s
+        self._connections.look_within(longest_s)
 
     def _note_heard(self) -> None:
         self.last_heard_s = self._connections.last_heard_s = monotonic()
 
-    def _lost(self, error: Exception) -> UpstreamLost:
-        if self._cut_by is not None:
-            return UpstreamLost(self._cut_by)
-        return UpstreamLost(_kind_of(error), type(error).__name__)
+    def _lost(self, lost: WireLost) -> UpstreamLost:
+        return UpstreamLost(self._cut_by or lost.kind, str(lost))
 
 
-def _payload(body: bytes) -> bytes | io.BytesIO:
-    """A file is written piece by piece, bytes in one go."""
-    return body if len(body) <= _LARGE_BODY_BYTES else io.BytesIO(body)
-
-
-def _kind_of(error: Exception) -> LossKind:
-    match error:
-        case aiohttp.ClientConnectorError() | aiohttp.ServerTimeoutError():
-            return LossKind.REFUSED
-        case aiohttp.ClientResponseError() | ValueError():
-            return LossKind.GARBAGE
-        case aiohttp.ClientPayloadError():
-            return LossKind.ENDED_EARLY
-        case _:
-            return LossKind.RESET
+def _fields(headers: Mapping[str, str]) -> bytes:
+    """The lines of these headers. Raises ValueError where one would be more than a line."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    if lines.count("\n") != len(headers) or lines.count("\r") != len(headers) or "\0" in lines:
+        raise ValueError("a header that is more than one line")
+    return lines.encode()

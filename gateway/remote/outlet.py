@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from time import monotonic
 from types import TracebackType
 
 from gateway.http_call import Header, HttpCall
@@ -29,9 +30,8 @@ class Outlet:
 
     async def __aenter__(self) -> Outlet:
         self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(
-            self._times.heartbeat_s, self._open_meanwhile
-        )
+        self._since_s = monotonic()
+        self._call.rounds.join(self._attend, self._times.heartbeat_s / 4)
         return self
 
     async def __aexit__(
@@ -40,7 +40,7 @@ class Outlet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._timer.cancel()
+        self._call.rounds.leave(self._attend)
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait((self._opening,))
@@ -62,13 +62,16 @@ class Outlet:
         """Send the last events and with them the answer's end."""
         await (self._events or await self._opened()).end(frames)
 
-    def _open_meanwhile(self) -> None:
-        """The client has waited long: it gets its stream now, and comments while there is nothing
+    def _attend(self) -> None:
+        """Once the client has waited long it gets its stream, and comments while there is nothing
         to say."""
+        if monotonic() - self._since_s < self._times.heartbeat_s:
+            return
+        self._call.rounds.leave(self._attend)
         self._opening = asyncio.create_task(self._open())
 
     async def _opened(self) -> EventStream:
-        self._timer.cancel()
+        self._call.rounds.leave(self._attend)
         if self._opening is not None:
             await self._opening
         return self._events or await self._open()

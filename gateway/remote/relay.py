@@ -32,8 +32,9 @@ from gateway.sse import StreamTimes, event
 from gateway.tenants import Tenant
 from gateway.terms import Terms
 
-LetIn = Callable[[Sequence[Ask]], Awaitable[None]]
-"""Lets the request in, or raises the ApiError that it is refused with."""
+LetIn = Callable[[Sequence[Ask]], Awaitable[Receipt | None]]
+"""Lets the request in, or raises the ApiError that it is refused with. Returns what the router has
+decided about its first prompt meanwhile, if anything."""
 
 _SEED_BITS = 31
 _seeds = Random()
@@ -60,12 +61,12 @@ async def relay(
     cache = model.isolation.terms(tenant, body)
     prompt = await routed_prompt(body, model, cache.chain_root)
     ask = prompt.ask(body, request.terms)
-    await let_in([Ask(ask, prompt.prefix, body.choices, body.max_tokens is not None)])
+    foreseen = await let_in([Ask(ask, prompt.prefix, body.choices, body.max_tokens is not None)])
     relayed = request.relayed = Relayed(choices=body.choices, stream=body.stream)
     routing = request.snapshot.settings.routing
     course = Course(
         model.router,
-        Route(ask, prompt.prefix),
+        Route(ask, prompt.prefix, foreseen),
         MoveTerms(routing.moves, routing.recovery_s),
         relayed.receipts,
         request.call.request_id,

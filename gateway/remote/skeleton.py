@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -39,14 +39,10 @@ class Skeleton:
     def take(self, events: Sequence[bytes], start: int, frames: bytearray) -> int:
         """How many chunks, from `start` on, differ in their texts alone. The client's events for
         them are added to `frames`, their texts to the pieces."""
-        before, after = self._before, self._after
-        from_, to = len(before), -len(after)
-        shortest = from_ + len(after)
-        texts: list[bytes] = []
-        for data in islice(events, start, None):
-            if len(data) <= shortest or not data.startswith(before) or not data.endswith(after):
-                break
-            texts.append(data[from_:to])
+        end = start
+        while end < len(events) and events[end].startswith(self._before):
+            end += 1
+        texts = self._texts(events[start:end])
         if not texts:
             return 0
         if not _needs_no_escape(b" ".join(texts)):
@@ -58,6 +54,22 @@ class Skeleton:
         frames += self._between.join(texts)
         frames += self._out_after
         return len(texts)
+
+    def _texts(self, events: Sequence[bytes]) -> Sequence[bytes]:
+        """Of events that begin like this one, those before the first that ends otherwise."""
+        before, after = self._before, self._after
+        # one search through all of them costs less than looking at each
+        lines = b"\n".join(events) + b"\n"
+        if lines.count(b"\n") != len(events):
+            return ()  # one of several lines: it needs a closer look
+        texts = lines[len(before) :].split(after + b"\n" + before)
+        for at, text in enumerate(texts):
+            if b"\n" in text:  # behind the last that is alike, at the latest
+                text, ended, _ = text.partition(after + b"\n")
+                return [*texts[:at], text] if ended and text and b"\n" not in text else texts[:at]
+            if not text:
+                return texts[:at]
+        return texts
 
 
 def _needs_no_escape(raw: bytes) -> bool:

@@ -84,10 +84,7 @@ class SseReader:
 def _plain_events(piece: bytes) -> list[bytes] | None:
     """The data of a piece that is nothing but whole events of one line of data each, as most are;
     None for any other."""
-    events = piece[:-2].split(b"\n\n")
-    if piece.count(b"\n") != 2 * len(events):
+    if not piece.startswith(b"data: "):
         return None
-    for event in events:
-        if not event.startswith(b"data: "):
-            return None
-    return [event[6:] for event in events]
+    events = piece[6:-2].split(b"\n\ndata: ")
+    return events if piece.count(b"\n") == 2 * len(events) else None

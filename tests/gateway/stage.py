@@ -19,6 +19,7 @@ from cache.directory import Directory
 from gateway.app import create_app
 from gateway.dispatch.member import Member
 from gateway.dispatch.router import Router, RouterObserver
+from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
 from gateway.metrics import Metrics
 from gateway.models import Models
@@ -184,7 +185,9 @@ class Stage:
 
     @asynccontextmanager
     async def served(self, **options: Any) -> AsyncIterator[int]:
-        """The app behind a real server; the port."""
+        """The app behind a real server, the gateway's own unless `http` says otherwise; the
+        port."""
+        options.setdefault("http", BoundedHttpProtocol)
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(

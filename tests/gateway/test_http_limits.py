@@ -1,11 +1,15 @@
-"""An answer's head goes out with what follows it in the same turn, and never later than that."""
+"""An answer's head goes out with what follows it in the same turn, and never later than that; a
+request's has to come in time."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import cast
 
+import pytest
+
 from gateway.http_limits import _HeadWithBody
+from tests.gateway.stage import Stage
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
 
@@ -70,3 +74,22 @@ async def test_closing_sends_what_is_held() -> None:
     assert below.writes == [HEAD]
     assert below.closed_after == 1
     assert transport.is_closing()
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["in one piece", "in two"])
+async def test_a_head_that_follows_another_request_has_its_own_time(
+    pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http_limits.HEAD_TIMEOUT_S", 0.05)
+    request = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with Stage().served(timeout_keep_alive=30) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        sent = request + b"GET /health/live HTTP/1.1\r\nhost: "
+        half = len(request) // 2
+        for piece in [sent] if pieces == 1 else [sent[:half], sent[half:]]:
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(5):
+            answer = await reader.read()  # to the end, which the server makes
+        assert answer.count(b"HTTP/1.1 200 OK") == 1
+        writer.close()

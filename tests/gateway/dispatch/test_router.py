@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -72,6 +73,38 @@ def test_a_policy_that_works_is_followed() -> None:
     routed.use_policy("last", Answers(1))
     receipt = routed.decide(ASK, UNKNOWN)
     assert (receipt.candidate.name, receipt.policy) == ("m/1", "last")
+
+
+def test_what_was_foreseen_stands_until_something_happens() -> None:
+    routed = router()
+    first = routed.decide(ASK, UNKNOWN)
+    with routed.place(ASK, UNKNOWN, foreseen=first) as placed:
+        assert placed.receipt is first
+        assert routed.place(ASK, UNKNOWN, foreseen=first).receipt is not first  # it is taken
+    changes: list[Callable[[], object]] = [
+        routed.changed,
+        lambda: routed.use_policy("another", Answers(1)),
+        lambda: routed.decide(ASK, UNKNOWN),
+        lambda: routed.members[0].load.note_pages(5, 5),
+        lambda: setattr(routed.members[foreseen.chosen], "draining", True),
+        lambda: routed.remove(foreseen.candidate.name),
+    ]
+    for change in changes:
+        foreseen = routed.decide(ASK, UNKNOWN)
+        change()
+        placed = routed.place(ASK, UNKNOWN, foreseen=foreseen)
+        assert placed.receipt is not foreseen
+        assert placed.member in routed.members
+        assert placed.member.takes_requests()
+        for member in routed.members:
+            member.draining = False
+
+
+def test_what_was_foreseen_does_not_stand_for_ever() -> None:
+    routed = router()
+    foreseen = routed.decide(ASK, UNKNOWN)
+    foreseen.decided_s -= 1.0
+    assert routed.place(ASK, UNKNOWN, foreseen=foreseen).receipt is not foreseen
 
 
 def test_candidates_are_made_of_what_is_there_already() -> None:

@@ -255,9 +255,10 @@ class Call:
             pass
 
 
-async def _let_in(asks: Sequence[Ask]) -> None:
+async def _let_in(asks: Sequence[Ask]) -> Receipt | None:
     """Everybody."""
     assert all(ask.route.prompt_tokens > 0 for ask in asks)
+    return None
 
 
 @asynccontextmanager
