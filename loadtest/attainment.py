@@ -16,8 +16,11 @@ from loadtest.stats import student
 from loadtest.stats.goodput import kept_rows
 from loadtest.stats.interval import wilson
 
-_BATCHES = 10
+_FEWEST_BATCHES, _MOST_BATCHES = 4, 10
 _FEWEST_IN_A_BATCH = 5
+_NOT_SLOW = 0.8
+_FAR_BELOW = 0.25
+"""Of a promise: what makes an answer slower than others but leaves it there breaks no promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,10 @@ def promising(tenants: Sequence[TenantPlan]) -> list[TenantPlan]:
 
 def attained(tenant: TenantPlan, runs: Sequence[Columns], confidence: float) -> Attainment:
     """Over all of these runs together; the interval covers the true share with `confidence`."""
-    kept = [_kept_in_order(columns, tenant) for columns in runs]
+    ordered = [_in_order(columns, tenant) for columns in runs]
+    kept = [kept_rows(columns, [tenant]) for columns in ordered]
     requests, total = sum(one.size for one in kept), sum(int(one.sum()) for one in kept)
-    effect = _design_effect([batch for one in kept for batch in _batches(one)], confidence)
+    effect = max(_design_effect(kept, confidence), *_slowness_effects(tenant, ordered))
     low, high = 0.0, 1.0
     if requests:
         effective = max(requests / effect, 1.0)
@@ -80,41 +84,73 @@ def attained(tenant: TenantPlan, runs: Sequence[Columns], confidence: float) -> 
     )
 
 
-def _kept_in_order(columns: Columns, tenant: TenantPlan) -> NDArray[np.bool_]:
-    """Whether each of a tenant's requests was answered as promised, in the order of sending."""
+def _in_order(columns: Columns, tenant: TenantPlan) -> Columns:
+    """A tenant's requests in the order of sending."""
     if tenant.name not in columns.tenant.names:
-        return np.zeros(0, np.bool_)
+        return columns.take(np.zeros(0, np.int64))
     rows = np.flatnonzero(columns.tenant.codes == columns.tenant.names.index(tenant.name))
-    ordered = rows[np.argsort(columns.due_s[rows], kind="stable")]
-    return kept_rows(columns, [tenant])[ordered]
+    return columns.take(rows[np.argsort(columns.due_s[rows], kind="stable")])
 
 
-def _batches(kept: NDArray[np.bool_]) -> Iterator[NDArray[np.bool_]]:
-    """Stretches of a run, one after the other; none of a run that is too short."""
-    if kept.size >= _BATCHES * _FEWEST_IN_A_BATCH:
-        yield from np.array_split(kept, _BATCHES)
+def _slowness_effects(tenant: TenantPlan, runs: Sequence[Columns]) -> Iterator[float]:
+    """How many times more the slowest fifth of the answers varies from batch to batch than if each
+    were slow by itself, for each time that was promised; and 1.
+
+    Where every promise was kept there is nothing to see of their being broken together. But a line
+    that makes answers slow makes late ones of the next: the slow come in clusters where the late
+    would. (So does the theory of extremes tell the clusters above a high level from those above a
+    lower one: M. R. Leadbetter, "Extremes and local dependence in stationary sequences", 1983.)
+    """
+    yield 1.0
+    for promised, times in (
+        (tenant.slo.ttft_s, [columns.ttft_s for columns in runs]),
+        (tenant.slo.tpot_s, [columns.tpot_s for columns in runs]),
+    ):
+        known = [each[~np.isnan(each)] for each in times]
+        if promised is None or not sum(each.size for each in known):
+            continue
+        bound = max(float(np.quantile(np.concatenate(known), _NOT_SLOW)), _FAR_BELOW * promised)
+        yield _variance_ratio(_batches([each <= bound for each in known]))
 
 
-def _design_effect(batches: Sequence[NDArray[np.bool_]], confidence: float) -> float:
-    """How many times more the shares of batches vary than those of independent requests would; 1
-    if they do not, or if there is nothing to tell it from.
+def _batches(runs: Sequence[NDArray[np.bool_]]) -> list[NDArray[np.bool_]]:
+    """Stretches of each run, one after the other; none of a run that is too short."""
+    return [
+        batch
+        for run in runs
+        if run.size >= _FEWEST_BATCHES * _FEWEST_IN_A_BATCH
+        for batch in np.array_split(run, min(_MOST_BATCHES, run.size // _FEWEST_IN_A_BATCH))
+    ]
+
+
+def _variance_ratio(batches: Sequence[NDArray[np.bool_]]) -> float:
+    """How many times more the shares of batches vary than those of independent requests would; 0
+    if there is nothing to tell it from."""
+    if len(batches) < 2:
+        return 0.0
+    sizes = np.array([batch.size for batch in batches])
+    counts = np.array([int(batch.sum()) for batch in batches])
+    share = float(counts.sum() / sizes.sum())
+    if not 0 < share < 1:
+        return 0.0
+    expected = float(sizes.mean()) * share * (1 - share)
+    return float(np.sum((counts - sizes * share) ** 2)) / (len(batches) - 1) / expected
+
+
+def _design_effect(kept: Sequence[NDArray[np.bool_]], confidence: float) -> float:
+    """How many requests that depend on each other say as much as one that does not, by how their
+    shares vary; 1 at least.
 
     (L. Kish, "Survey Sampling", 1965, for clusters; batches of a sequence in time as in A. M. Law,
     "Simulation Modeling and Analysis", on batch means. An interval of a share takes it as so many
     times fewer requests, and fewer still for its being known from a few batches only: E. L. Korn
     and B. I. Graubard, Survey Methodology 24, 1998.)
     """
+    batches = _batches(kept)
     if len(batches) < 2:
         return 1.0
-    sizes = np.array([batch.size for batch in batches])
-    kept = np.array([int(batch.sum()) for batch in batches])
-    share = float(kept.sum() / sizes.sum())
-    if not 0 < share < 1:
-        return 1.0
-    expected = float(sizes.mean()) * share * (1 - share)
-    seen = float(np.sum((kept - sizes * share) ** 2)) / (len(batches) - 1)
     t = student.quantile(confidence, len(batches) - 1)
-    return max(seen / expected * t * t / _squared_z(confidence), 1.0)
+    return max(_variance_ratio(batches) * t * t / _squared_z(confidence), 1.0)
 
 
 def _needed(target: float, confidence: float) -> int:

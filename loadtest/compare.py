@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 
@@ -11,6 +12,7 @@ from loadtest.bench.campaign import CampaignError
 from loadtest.comparison import DEFAULT_HEADLINE, Attempt, Comparison
 from loadtest.metrics import ERRORS, METRICS
 from loadtest.record import Run
+from loadtest.stopping import StoppedError
 from loadtest.summary import figures_of
 from loadtest.wire.connection import ExchangeError
 
@@ -41,19 +43,15 @@ async def compare(
     their last work, on the next one's cores.
 
     `headline` is the metric that the comparison is about, chosen before it is seen. A contender
-    that could not be run is noted as failed for the round and tried again in the next. Raises
-    ValueError for wrong arguments; whatever else `measure` raises ends the comparison.
+    that could not be run is noted as failed for the round and tried again in the next.
+    StoppedError of a `measure` ends the comparison with the attempts there are. Raises ValueError
+    as `check_terms` does, and whatever else `measure` raises.
     """
     names = tuple(contender.name for contender in contenders)
-    if len(set(names)) < len(names) or len(names) < 2:
-        raise ValueError("a comparison has two contenders or more, each with a name of its own")
-    if not 1 <= rounds <= _SEEDS_OF_A_COMPARISON:
-        raise ValueError(f"rounds are 1 to {_SEEDS_OF_A_COMPARISON}, not {rounds}")
-    if headline not in METRICS:
-        raise ValueError(f"{headline}: no such metric; there are {', '.join(METRICS)}")
+    check_terms(names, rounds=rounds, headline=headline)
     attempts: list[Attempt] = []
-    for number, order in enumerate(islice(orders(len(names)), rounds)):
-        for place, index in enumerate(order):
+    with suppress(StoppedError):
+        for number, place, index in _in_turn(len(names), rounds):
             tell(f"{names[index]}: round {number + 1} of {rounds}")
             if attempts:
                 await asyncio.sleep(rest_s)
@@ -64,6 +62,16 @@ async def compare(
                 tell(f"{attempt.contender}: {attempt.failure}")
             attempts.append(attempt)
     return Comparison.of(names, attempts, seed=seed, headline=headline)
+
+
+def check_terms(names: Sequence[str], *, rounds: int, headline: str) -> None:
+    """Raises ValueError if no comparison can be made of these."""
+    if len(set(names)) < len(names) or len(names) < 2:
+        raise ValueError("a comparison has two contenders or more, each with a name of its own")
+    if not 1 <= rounds <= _SEEDS_OF_A_COMPARISON:
+        raise ValueError(f"rounds are 1 to {_SEEDS_OF_A_COMPARISON}, not {rounds}")
+    if headline not in METRICS:
+        raise ValueError(f"headline {headline}: no such metric; there are {', '.join(METRICS)}")
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
@@ -80,6 +88,13 @@ def orders(count: int) -> Iterator[tuple[int, ...]]:
         order = tuple((index + shift) % count for index in zigzag)
         yield order
         yield order[::-1]
+
+
+def _in_turn(count: int, rounds: int) -> Iterator[tuple[int, int, int]]:
+    """Round, place in it and contender, all from 0, of each attempt."""
+    for number, order in enumerate(islice(orders(count), rounds)):
+        for place, index in enumerate(order):
+            yield number, place, index
 
 
 async def _attempt(contender: Contender, number: int, place: int, seed: int) -> Attempt:

@@ -5,8 +5,9 @@
     NAME=forebay                    the same with the bundled model and no file
     NAME=peer:llama.cpp             a peer that `python -m loadtest.peers install` has installed
 
-`NAME=` may be left out. Those that are started all stay up until the end, so that they can be
-measured in turn; only one at a time is given anything to do.
+`NAME=` may be left out. A key is sent to every URL, and to nothing else; a model is asked for at
+every URL, and of forebay with a file, which may have several. Those that are started all stay up
+until the end, so that they can be measured in turn; only one at a time is given anything to do.
 """
 
 from __future__ import annotations
@@ -21,9 +22,17 @@ import yaml
 
 from loadtest.bench.campaign import CampaignError
 from loadtest.forebay_server import KEY_VARIABLE, running_forebay
+from loadtest.hidden_keys import HIDDEN_KEY
 from loadtest.peers.running import running_peer
 from loadtest.target import Target
-from loadtest.wire.connection import Endpoint, ExchangeError, fetch
+from loadtest.wire.connection import (
+    Answer,
+    Endpoint,
+    ExchangeError,
+    UnreachableError,
+    checked_key,
+    fetch,
+)
 
 Kind = Literal["url", "config", "forebay", "peer"]
 Tell = Callable[[str], None]
@@ -31,7 +40,9 @@ Tell = Callable[[str], None]
 _OWN = "forebay"
 _PEER = "peer:"
 _OWN_TENANT = "loadtest"
-_SHOWN_BYTES = 200
+_SHOWN_CHARACTERS = 200
+_NO_ENTRY = (401, 403)
+_WITH_MODELS = ("url", "config")
 
 
 class Source(NamedTuple):
@@ -52,7 +63,7 @@ class Source(NamedTuple):
             raise ValueError(f"{text}: nothing after the equals sign")
         if value.startswith(("http://", "https://")):
             at = Endpoint.parse(value)
-            return cls(name or f"{at.host}:{at.port}", "url", value)
+            return cls(name or at.authority, "url", value)
         if value == _OWN:
             return cls(name or value, "forebay", "")
         if value.startswith(_PEER) and value != _PEER:
@@ -72,15 +83,13 @@ async def opened(
     tell: Tell,
 ) -> AsyncIterator[tuple[Target, ...]]:
     """A target for each source, in order, until the end of the scope, when what was started here is
-    stopped. `key` and `model` are for URLs; without a model, the first one that a server lists.
+    stopped. `key` is for URLs, `model` for URLs and files; without a model, the first one that a
+    server lists.
 
-    Raises CampaignError if one of them does not come up or cannot be asked, ValueError if two have
-    one name.
+    Raises CampaignError if one of them does not come up or cannot be asked, and ValueError as
+    `checked` does.
     """
-    names = [source.name for source in sources]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name}: two contenders have this name")
+    checked(sources, key=key, model=model)
     async with AsyncExitStack() as scope:
         targets = []
         for source in sources:
@@ -90,22 +99,50 @@ async def opened(
         yield tuple(targets)
 
 
+def checked(sources: Sequence[Source], *, key: str | None, model: str | None) -> None:
+    """Raises ValueError if two have one name, if none of them can be asked for the model, or if the
+    key is none that can be sent."""
+    names = [source.name for source in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name}: two servers have this name; give them others, as in a=URL")
+    if model is not None and all(source.kind not in _WITH_MODELS for source in sources):
+        raise ValueError("--model: is for URLs and files; what is started here has one model")
+    checked_key(key)
+
+
 async def first_model(endpoint: Endpoint) -> str:
     """The first model that a server lists. Raises CampaignError."""
-    where = f"{endpoint.host}:{endpoint.port}"
+    where = f"{endpoint.url}/models"
     try:
         answer = await fetch(endpoint, "GET", f"{endpoint.base_path}/models")
+    except UnreachableError as error:
+        raise CampaignError(str(error)) from None
     except ExchangeError as error:
         raise CampaignError(f"{where}: {error}") from None
+    if answer.status in _NO_ENTRY:
+        which = (
+            "is the key right?" if endpoint.key else "it wants a key, and FOREBAY_API_KEY has none"
+        )
+        raise CampaignError(f"{where}: answered {answer.status}: {which}")
     if answer.status != 200:
-        raise CampaignError(f"{where}: asked for its models it answered {answer.status}")
+        hint = "; give --model if it lists none"
+        raise CampaignError(f"{where}: answered {answer.status}{_location(answer)}{hint}")
     try:
         found = orjson.loads(answer.body)["data"][0]["id"]
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         found = None
     if not isinstance(found, str):
-        raise CampaignError(f"{where}: lists no model, {answer.body[:_SHOWN_BYTES]!r}")
+        shown = answer.body.decode(errors="replace")
+        if endpoint.key:
+            shown = shown.replace(endpoint.key, HIDDEN_KEY)
+        raise CampaignError(f"{where}: lists no model, {shown[:_SHOWN_CHARACTERS]!r}")
     return found
+
+
+def _location(answer: Answer) -> str:
+    elsewhere = answer.headers.get("location")
+    return "" if elsewhere is None else f" (location: {elsewhere})"
 
 
 async def _opened(
@@ -121,7 +158,7 @@ async def _opened(
     else:
         start = _with_file(Path(source.value))
         server = running_forebay(start.settings, flags=start.flags)
-        endpoint, model = (await scope.enter_async_context(server)).endpoint, None
+        endpoint = (await scope.enter_async_context(server)).endpoint
     return Target(source.name, endpoint, model or await first_model(endpoint))
 
 

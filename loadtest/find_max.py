@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from loadtest.attainment import promising
 from loadtest.plan import TenantPlan
 from loadtest.rate_point import Finding, RatePoint, Verdict, judge
 from loadtest.record import Run
+from loadtest.stopping import StoppedError
 from loadtest.tables import Table, number
 
 Measure = Callable[[float, int], Awaitable[Run]]
 """`measure(rate, repetition)` runs one load at that rate; repetitions count from 0 and must differ
 in their seeds. Whatever is left of the run before has to have ended when it begins: a measure
-returns when the last answer has, and warms the server up, and waits, as it needs to."""
+returns when the last answer has, and warms the server up, and waits, as it needs to. StoppedError
+ends the search with what was found."""
 
 _CONFIDENCE = 0.95
 _ENOUGH_COMPLAINTS = 2
@@ -37,8 +40,8 @@ class FoundMax:
     """What the search found. `points` are all rates that were measured, the lowest first.
 
     `tenants` are those with a promise. `repetitions` is how many looks at a rate its intervals
-    allow for. A search that is `cut_short` had no runs left before it was done. `unit` is
-    what rates are counted in.
+    allow for. A search that is `cut_short` had no runs left before it was done, or was stopped.
+    `unit` is what rates are counted in.
     """
 
     tenants: tuple[TenantPlan, ...]
@@ -151,11 +154,12 @@ async def find_max(
     search = _Search(measure, repetitions, most_errors, most_runs, unit, tell)
     lowest, highest = start_rate * _LOWEST, min(start_rate * _HIGHEST, highest_rate)
     rate: float | None = start_rate
-    while rate is not None and search.runs_left:
-        await search.measure_at(rate)
-        rate = next_rate(search.points, precision, lowest, highest)
-        # A server that is slow in spells may have had none in a single run.
-        rate = search.unconfirmed if rate is None else rate
+    with suppress(StoppedError):
+        while rate is not None and search.runs_left:
+            await search.measure_at(rate)
+            rate = next_rate(search.points, precision, lowest, highest)
+            # A server that is slow in spells may have had none in a single run.
+            rate = search.unconfirmed if rate is None else rate
     return FoundMax(
         tuple(search.tenants), precision, repetitions, tuple(search.points), rate is not None, unit
     )
@@ -227,15 +231,21 @@ class _Search:
         """Run at a rate, once more if it was before, until it is decided, or as often as may be;
         there is a run left."""
         runs = self._runs.setdefault(rate, [])
-        while True:
-            self.runs_left -= 1
-            runs.append(await self._measure(rate, len(runs)))
-            self.tenants = promising(runs[0].tenants)
-            finding = self._judged(runs)
-            self._tell(f"{_rate(rate)} {self._unit}: {finding.verdict} ({finding.why})")
-            if not self.runs_left or len(runs) == self._repetitions or _settled(finding, len(runs)):
-                break
-        self._points[rate] = RatePoint.of(rate, runs, finding)
+        finding: Finding | None = None
+        try:
+            while True:
+                self.runs_left -= 1
+                runs.append(await self._measure(rate, len(runs)))
+                self.tenants = promising(runs[0].tenants)
+                finding = self._judged(runs)
+                self._tell(f"{_rate(rate)} {self._unit}: {finding.verdict} ({finding.why})")
+                most = len(runs) == self._repetitions or not self.runs_left
+                if most or _settled(finding, len(runs)):
+                    break
+        finally:
+            # Also of a search that is stopped between two runs at this rate.
+            if finding is not None:
+                self._points[rate] = RatePoint.of(rate, runs, finding)
 
     def _judged(self, runs: Sequence[Run]) -> Finding:
         looks = self._repetitions * len(self.tenants)

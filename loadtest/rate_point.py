@@ -149,9 +149,20 @@ def _by_attainment(attainments: Sequence[Attainment]) -> tuple[Verdict, str]:
             return Verdict.UNDECIDED, f"{_said(one, attainments)}: {few}"
     for one in attainments:
         if one.low < one.target:
-            return Verdict.UNDECIDED, _said(one, attainments)
+            return Verdict.UNDECIDED, _said(one, attainments) + _dependence(one)
     nearest = min(attainments, key=lambda one: one.low - one.target)
     return Verdict.HOLDS, _said(nearest, attainments)
+
+
+def _dependence(one: Attainment) -> str:
+    """Why many requests do not decide it, if that is why."""
+    alone = int(one.requests / one.design_effect)
+    if alone >= one.needed:
+        return ""
+    return (
+        f": as they wait for each other, they say as much as {alone:,} that do not, and it takes "
+        f"{one.needed:,} to show {one.target * 100:g} %"
+    )
 
 
 def _said(one: Attainment, among: Sequence[Attainment]) -> str:

@@ -1,4 +1,4 @@
-"""`loadtest bench`, `measure` and `soak`: forebay itself, or a running server under W1 to W4.
+"""`loadtest bench` and `soak`: forebay itself, started for it.
 
 Exit codes: 0 every request was answered whole, 1 some were not or a server could not be measured,
 2 wrong use.
@@ -7,18 +7,17 @@ Exit codes: 0 every request was answered whole, 1 some were not or a server coul
 from __future__ import annotations
 
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated
 
 import typer
-import uvloop
 
 from loadtest.bench.batching import BATCHING, BatchingFigures
 from loadtest.bench.batching_report import batching_note, batching_tables
 from loadtest.bench.cache import CacheFigures
 from loadtest.bench.cache_report import cache_notes, cache_tables
-from loadtest.bench.campaign import CampaignError, Contender, Report, run_campaign
+from loadtest.bench.campaign import Contender, Report
 from loadtest.bench.divergence import Divergence
 from loadtest.bench.gateway_cost import GatewayCost
 from loadtest.bench.plan import PARTS, BenchPlan, routing_parts, run_bench, tenants_parts
@@ -36,15 +35,13 @@ from loadtest.bench.soak import complaints, run_soak
 from loadtest.bench.tenants import RUN_S, TENANTS_PARTS, TenantsFigures
 from loadtest.bench.tenants_report import tenants_notes, tenants_tables
 from loadtest.bench.workloads import STANDARD, Workload
+from loadtest.cli.errors import finished, say, stop
 from loadtest.forebay_server import MODEL
 from loadtest.machine import describe_machine
 from loadtest.target import Target
-from loadtest.vocabulary import DEFAULT_VOCABULARY, Vocabulary
+from loadtest.vocabulary import Vocabulary
 from loadtest.wire.connection import Endpoint
 
-_T = TypeVar("_T")
-
-_Workloads = Annotated[str, typer.Option(help="Names, separated by commas.")]
 _Repeats = Annotated[int, typer.Option(min=1, help="Repetitions of each workload.")]
 _Seed = Annotated[
     int | None,
@@ -57,39 +54,6 @@ _AgainstModel = Annotated[str | None, typer.Option(help="Its model; the same nam
 _AgainstName = Annotated[str, typer.Option(help="What the tables call it.")]
 _AgainstKey = Annotated[str | None, typer.Option(envvar="LOADTEST_AGAINST_KEY", help="Its key.")]
 _AgainstPid = Annotated[int | None, typer.Option(help="Its process here, to read its memory.")]
-
-
-def measure(
-    url: Annotated[str, typer.Option(help="Such as http://127.0.0.1:8000/v1.")],
-    model: Annotated[str, typer.Option(help="The model to ask for.")],
-    key: Annotated[str | None, typer.Option(envvar="FOREBAY_API_KEY", help="API key.")] = None,
-    name: Annotated[str, typer.Option(help="What the tables call the server.")] = "server",
-    pid: Annotated[int | None, typer.Option(help="Its process here, to read its memory.")] = None,
-    workloads: _Workloads = "W1,W2,W3,W4",
-    repeats: _Repeats = 3,
-    seed: _Seed = None,
-    vocabulary: Annotated[
-        int, typer.Option(min=1024, help="Prompts use token ids from 256 to below this.")
-    ] = DEFAULT_VOCABULARY.end,
-    json_path: _Json = None,
-    markdown: _Markdown = False,
-    against: _Against = None,
-    against_model: _AgainstModel = None,
-    against_name: _AgainstName = "peer",
-    against_key: _AgainstKey = None,
-    against_pid: _AgainstPid = None,
-) -> None:
-    """Measure a running server; with --against two servers in turn, and their ratios."""
-    chosen = _chosen(workloads)
-    tokens = Vocabulary(end=vocabulary)
-    contenders = [Contender(Target(name, _endpoint(url, key), model, tokens), pid)]
-    if against is not None:
-        peer = Target(against_name, _endpoint(against, against_key), against_model or model, tokens)
-        contenders.append(Contender(peer, against_pid))
-    reports = _finished(
-        run_campaign(contenders, chosen, repeats=repeats, seed=_seeded(seed), tell=_tell)
-    )
-    _show(reports, chosen, markdown=markdown, json_path=json_path)
 
 
 def bench(
@@ -122,7 +86,7 @@ def bench(
     if against is not None:
         target = Target(against_name, _endpoint(against, against_key), against_model or MODEL)
         peer = Contender(target, against_pid)
-    found = _finished(run_bench(plan, peer=peer, repeats=repeats, seed=_seeded(seed), tell=_tell))
+    found = finished(run_bench(plan, peer=peer, repeats=repeats, seed=_seeded(seed), tell=say))
     if found.start_s is not None:
         typer.echo(f"forebay was ready after {found.start_s:.1f} s")
     _show(
@@ -154,8 +118,8 @@ def soak(
     """Start forebay with a tiny model and small tiers, send it unique prompts, cut off 30 %, and
     see whether anything is left behind or piles up."""
     vocabulary = Vocabulary(first_token, end_token)
-    report = _finished(
-        run_soak(model, prompts=prompts, seed=_seeded(seed), vocabulary=vocabulary, tell=_tell)
+    report = finished(
+        run_soak(model, prompts=prompts, seed=_seeded(seed), vocabulary=vocabulary, tell=say)
     )
     lines = complaints(report)
     for line in lines:
@@ -215,19 +179,12 @@ def _show(
                 )
             )
         except OSError as error:
-            _stop(f"{json_path}: cannot be written ({error.strerror})")
+            stop(f"{json_path}: cannot be written ({error.strerror})")
     failures = [line for report in reports for line in report.failures]
     failures += cache.failures if cache is not None else []
     failures += routing.failures if routing is not None else []
     if failures:
         raise typer.Exit(1)
-
-
-def _finished(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
-        return uvloop.run(work)
-    except CampaignError as error:
-        _stop(str(error))
 
 
 def _planned(names: Sequence[str], run_s: float) -> BenchPlan:
@@ -249,16 +206,6 @@ def _planned(names: Sequence[str], run_s: float) -> BenchPlan:
     )
 
 
-def _chosen(names: str) -> list[Workload]:
-    chosen = []
-    for name in names.split(","):
-        workload = STANDARD.get(name.strip().upper())
-        if workload is None:
-            raise typer.BadParameter(f"{name}: no such workload; there are {', '.join(STANDARD)}")
-        chosen.append(workload)
-    return chosen
-
-
 def _endpoint(url: str, key: str | None) -> Endpoint:
     try:
         return Endpoint.parse(url, key)
@@ -271,14 +218,5 @@ def _seeded(seed: int | None) -> int:
     one."""
     if seed is None:
         seed = secrets.randbelow(1 << 32)
-        _tell(f"seed {seed}")
+        say(f"seed {seed}")
     return seed
-
-
-def _tell(line: str) -> None:
-    typer.echo(line, err=True)
-
-
-def _stop(line: str) -> NoReturn:
-    typer.echo(f"loadtest: {line}", err=True)
-    raise typer.Exit(1)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from loadtest.cli import options
-from loadtest.cli.errors import FAILED, finished, mistakes, say
-from loadtest.cli.results import keep
-from loadtest.cli.wanted import Pace, Wanted, keys_of, run_settings, slo_of, this_command, wanted
-from loadtest.compare import Contender
+from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
+from loadtest.cli.results import check_writable, end_if_failed, keep
+from loadtest.cli.wanted import (
+    Pace,
+    Wanted,
+    keys_of,
+    price_of,
+    run_settings,
+    slo_of,
+    this_command,
+    wanted,
+)
+from loadtest.compare import Contender, check_terms
 from loadtest.compare import compare as run_in_turn
 from loadtest.comparison import DEFAULT_HEADLINE, Comparison
-from loadtest.contenders import Source, opened
+from loadtest.contenders import Source, checked, opened
+from loadtest.live.interrupt import stopped_by_interrupt
 from loadtest.measuring import Manner, measured
+from loadtest.plan import Session
 from loadtest.record import Run
-from loadtest.stats.cost import parse_price
+from loadtest.stopping import StoppedError
 from loadtest.target import Target
 from loadtest.vocabulary import DEFAULT_VOCABULARY
 
@@ -32,7 +43,7 @@ def compare(
             "the others are held against.",
         ),
     ],
-    workload: options.WorkloadName = "shared-prompts",
+    workload: options.WorkloadName = None,
     settings: options.Settings = None,
     plan: options.PlanFile = None,
     arrivals: options.Arrivals = None,
@@ -49,7 +60,7 @@ def compare(
     key: options.Key = None,
     ttft_ms: options.TtftMs = None,
     tpot_ms: options.TpotMs = None,
-    target: options.Share = 0.95,
+    target: options.Share = None,
     warm_up: options.WarmUp = 8,
     seed: options.Seed = None,
     vocabulary: options.Vocabulary = DEFAULT_VOCABULARY.end,
@@ -64,12 +75,16 @@ def compare(
 
     Every round runs each of them once with the same prompts and times. Ratios are taken within
     rounds, so that what slows the machine for a while slows both sides. Exit code 1: one of them
-    could not be run.
+    could not be run, or some request was not answered whole and as asked. Ctrl-C ends the
+    comparison with the runs that had ended.
     """
     with mistakes():
         sources = [Source.parse(server) for server in servers]
         if len(sources) < 2:
             raise ValueError("a comparison needs two servers or more")
+        checked(sources, key=key, model=model)
+        check_terms([source.name for source in sources], rounds=rounds, headline=headline)
+        check_writable(json_path, html_path)
         what = wanted(
             *(workload, settings or [], plan),
             Pace(arrivals, rate, cv, concurrency, requests, seconds),
@@ -78,55 +93,72 @@ def compare(
             vocabulary=vocabulary,
             warm_up=warm_up,
         )
-        first = what.load()
+        first, warm = what.load(), what.warm_up_sessions()
         manner = Manner(
             command=this_command(what.seed),
             keys=keys_of(first.tenants),
-            settings=run_settings(warm_up, timeout_s),
-            price=None if price is None else parse_price(price),
+            settings=run_settings(warm, timeout_s),
+            price=price_of(price),
             usd_per_hour=usd_per_hour,
         )
 
-    async def work() -> tuple[Comparison, list[Run], list[str]]:
-        runs: list[Run] = []
+    title = first.title
+    del first  # a load may be large, and each round makes its own
+    runs: list[Run] = []
+
+    async def work() -> tuple[Comparison, bool, list[str]]:
         async with opened(sources, key=key, model=model, tell=say) as targets:
             fitted = [
                 replace(at, vocabulary=what.vocabulary, timeout_s=timeout_s) for at in targets
             ]
-            contenders = [Contender(at.name, _measure(at, what, manner, runs)) for at in fitted]
-            comparison = await run_in_turn(
-                contenders, rounds=rounds, seed=what.seed, headline=headline, tell=say
-            )
-            return comparison, runs, [at.endpoint.key for at in fitted if at.endpoint.key]
+            with stopped_by_interrupt() as stopping:
+                how = replace(manner, stop=stopping)
+                contenders = [
+                    Contender(at.name, _measure(at, what, how, warm, runs)) for at in fitted
+                ]
+                comparison = await run_in_turn(
+                    contenders, rounds=rounds, seed=what.seed, headline=headline, tell=say
+                )
+                own_keys = [at.endpoint.key for at in fitted if at.endpoint.key]
+                return comparison, stopping.is_set(), own_keys
 
-    comparison, runs, own_keys = finished(work())
+    comparison, interrupted, own_keys = finished(work())
+    if not runs and interrupted:
+        stop("interrupted before any run had ended", INTERRUPTED)
     table = comparison.table()
-    typer.echo(f"{first.title}\n")
+    typer.echo(f"{title}\n")
     typer.echo(table.markdown() if markdown else table.text())
     typer.echo("")
     for line in comparison.lines():
         typer.echo(line)
     keep(
         runs,
-        title=f"{' against '.join(source.name for source in sources)}: {first.title}",
+        title=f"{' against '.join(source.name for source in sources)}: {title}",
         json_path=json_path,
         html_path=html_path,
         keys=[*manner.keys.values(), *own_keys],
         comparison=comparison,
     )
-    if len(runs) < rounds * len(sources):
+    planned = rounds * len(sources)
+    if interrupted:
+        stop(f"interrupted after {len(runs)} of {planned} runs", INTERRUPTED)
+    if len(runs) < planned:
         raise typer.Exit(FAILED)
+    end_if_failed(runs)
 
 
 def _measure(
-    at: Target, what: Wanted, manner: Manner, runs: list[Run]
+    at: Target, what: Wanted, manner: Manner, warm: Sequence[Session], runs: list[Run]
 ) -> Callable[[int], Awaitable[Run]]:
-    """Runs the load once more against a server, which is warmed up before the first time."""
-    warm = list(what.warm_up_sessions())
+    """Runs the load once more against a server, which is warmed up before the first time. Raises
+    StoppedError once the manner says so: half a run is none."""
+    left = list(warm)
 
     async def measure(seed: int) -> Run:
-        run = await measured(at, what.load(seed), manner, warm_up=warm)
-        warm.clear()
+        run = await measured(at, what.load(seed), manner, warm_up=left)
+        if manner.stop is not None and manner.stop.is_set():
+            raise StoppedError
+        left.clear()
         runs.append(run)
         return run
 

@@ -1,10 +1,13 @@
 """What ends a command: one line for each mistake, and an exit code.
 
 0: what was asked for was done. 1: requests failed, or a server could not be measured. 2: wrong use.
+130: interrupted, by Ctrl-C, which keeps what was measured by then, or by SIGTERM, which does not.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -17,7 +20,7 @@ from loadtest.wire.connection import ExchangeError
 
 _T = TypeVar("_T")
 
-FAILED, MISUSED = 1, 2
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
 def say(line: str) -> None:
@@ -40,14 +43,31 @@ def mistakes() -> Iterator[None]:
     except ValueError as error:
         stop(str(error), MISUSED)
     except OSError as error:
-        stop(f"{error.filename}: {error.strerror}", MISUSED)
+        # One that has a file says no word of it by itself.
+        named = error.filename is not None and error.strerror is not None
+        stop(f"{error.filename}: {error.strerror}" if named else str(error), MISUSED)
 
 
 def finished(work: Coroutine[Any, Any, _T]) -> _T:
-    """What the work brings. A server that cannot be measured ends the command."""
+    """What the work brings. A server that cannot be measured ends the command, and so does SIGTERM,
+    like Ctrl-C: the servers that were started end with it."""
     try:
-        return uvloop.run(work)
+        with _terminated_as_interrupted():
+            return uvloop.run(work)
     except (CampaignError, ExchangeError) as error:
         stop(str(error))
     except KeyboardInterrupt:
-        stop("interrupted", 130)
+        stop("interrupted", INTERRUPTED)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Only the main thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

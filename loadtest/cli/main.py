@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-
 import typer
 
 from loadtest.cli.bench import bench, soak
@@ -33,7 +31,5 @@ app.command("soak")(soak)
 
 
 def main() -> None:
-    """The command by itself. SIGTERM ends it like Ctrl-C: the servers that it started end with
-    it."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """The command by itself."""
     app(prog_name="python -m loadtest")

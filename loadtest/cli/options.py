@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from loadtest.cli.wanted import USUAL_WORKLOAD
+
 DEFAULT_SERVER = "http://127.0.0.1:8000/v1"
 
 Key = Annotated[
@@ -15,7 +17,12 @@ Key = Annotated[
 ]
 Model = Annotated[str | None, typer.Option(help="The model; the first one listed if left out.")]
 WorkloadName = Annotated[
-    str, typer.Option("--workload", "-w", help="Its name; `loadtest workloads` shows them.")
+    str | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        help=f"Its name; `loadtest workloads` shows them. {USUAL_WORKLOAD} if left out.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -32,7 +39,11 @@ Arrivals = Annotated[
 Rate = Annotated[float | None, typer.Option(min=1e-6, help="Sessions begun per second.")]
 Cv = Annotated[
     float | None,
-    typer.Option(min=0, help="Of gamma arrivals: standard deviation over mean; above 1 is bursty."),
+    typer.Option(
+        min=0,
+        max=100,
+        help="Of gamma arrivals: standard deviation over mean; above 1 is bursty.",
+    ),
 ]
 Concurrency = Annotated[
     int | None, typer.Option(min=1, help="A closed loop of so many clients instead of a rate.")
@@ -54,8 +65,13 @@ TpotMs = Annotated[
     float | None, typer.Option("--tpot-ms", min=0.1, help="Promised: mean time between tokens.")
 ]
 Share = Annotated[
-    float,
-    typer.Option("--target", min=0.01, max=0.9999, help="The share for which it has to hold."),
+    float | None,
+    typer.Option(
+        "--target",
+        min=0.01,
+        max=0.9999,
+        help="The share for which it has to hold; 0.95 if not set.",
+    ),
 ]
 PriceText = Annotated[
     str | None,

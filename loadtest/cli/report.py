@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from loadtest.cli.errors import mistakes
+from loadtest.cli.results import check_writable
 from loadtest.report.page import write_report
 from loadtest.run_file import read_run
 
@@ -19,6 +20,7 @@ def report(
 ) -> None:
     """Make one page of the runs in these files: figures, pictures, and what they mean."""
     with mistakes():
+        check_writable(html_path)
         runs = [read_run(path) for path in files]
         heading = title or "; ".join(dict.fromkeys(f"{run.name}: {run.workload}" for run in runs))
         write_report(html_path, runs, title=heading)

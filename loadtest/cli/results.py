@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +20,11 @@ from rich.progress import (
 )
 
 from loadtest.cli.errors import FAILED, mistakes, stop
+from loadtest.columns import Columns
 from loadtest.comparison import Comparison
 from loadtest.console import lines_of, markdown_of
 from loadtest.find_max import FoundMax
-from loadtest.hidden_keys import without_keys
+from loadtest.hidden_keys import HIDDEN_KEY, without_keys
 from loadtest.live.progress import OnProgress
 from loadtest.live.progress import Progress as Counts
 from loadtest.record import Run
@@ -40,6 +42,18 @@ def show_run(run: Run, *, markdown: bool) -> None:
         typer.echo("\n".join(lines_of(run, summary)))
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Raises ValueError for a file that could not be written: better now than after an hour."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir() or not path.parent.is_dir():
+            why = "it is a directory" if path.is_dir() else f"there is no directory {path.parent}"
+            raise ValueError(f"{path}: cannot be written ({why})")
+        if not os.access(path.parent, os.W_OK):
+            raise ValueError(f"{path}: cannot be written (no permission)")
+
+
 def keep(
     runs: Sequence[Run],
     *,
@@ -52,6 +66,8 @@ def keep(
 ) -> None:
     """Write what was asked for. Several runs get files of their own beside each other: `run.json`
     becomes `run-1.json`, and so on."""
+    for key in sorted(keys, key=len, reverse=True):
+        title = title.replace(key, HIDDEN_KEY)
     runs = [without_keys(run, keys) for run in runs]
     with mistakes():
         if json_path is not None:
@@ -63,10 +79,10 @@ def keep(
 
 def end_if_failed(runs: Sequence[Run]) -> None:
     """Exit with 1 if any request was not answered whole and as asked."""
-    if any(not record.ok for run in runs for record in run.records):
-        raise typer.Exit(FAILED)
     if any(not run.records for run in runs):
         stop("nothing was sent")
+    if any(not Columns.of(run.records).ok.all() for run in runs):
+        raise typer.Exit(FAILED)
 
 
 @contextmanager

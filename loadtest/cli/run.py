@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from loadtest.cli import options
-from loadtest.cli.errors import finished, mistakes, say
-from loadtest.cli.results import end_if_failed, keep, progress_bar, show_run
-from loadtest.cli.wanted import Pace, Wanted, keys_of, slo_of, this_command, wanted
-from loadtest.contenders import Source, opened
+from loadtest.cli.errors import INTERRUPTED, finished, mistakes, say, stop
+from loadtest.cli.results import check_writable, end_if_failed, keep, progress_bar, show_run
+from loadtest.cli.wanted import Pace, keys_of, price_of, run_settings, slo_of, this_command, wanted
+from loadtest.contenders import Source, checked, opened
 from loadtest.live.interrupt import stopped_by_interrupt
 from loadtest.measuring import Manner, measured
+from loadtest.plan import Load, Session
 from loadtest.record import Run
-from loadtest.stats.cost import parse_price
 from loadtest.target import Target
 from loadtest.vocabulary import DEFAULT_VOCABULARY
 
@@ -27,7 +28,7 @@ def run(
             help="A URL; or forebay, a .yaml file for it, or peer:NAME, to be started here."
         ),
     ] = options.DEFAULT_SERVER,
-    workload: options.WorkloadName = "shared-prompts",
+    workload: options.WorkloadName = None,
     settings: options.Settings = None,
     plan: options.PlanFile = None,
     arrivals: options.Arrivals = None,
@@ -40,7 +41,7 @@ def run(
     key: options.Key = None,
     ttft_ms: options.TtftMs = None,
     tpot_ms: options.TpotMs = None,
-    target: options.Share = 0.95,
+    target: options.Share = None,
     warm_up: options.WarmUp = 8,
     seed: options.Seed = None,
     vocabulary: options.Vocabulary = DEFAULT_VOCABULARY.end,
@@ -57,10 +58,13 @@ def run(
     """Send a load to a server, and say how it was answered.
 
     Requests are sent in a closed loop of --concurrency clients, or at a --rate whatever is
-    unanswered. Exit code 1: some request was not answered whole and as asked.
+    unanswered. Exit code 1: some request was not answered whole and as asked. Ctrl-C ends the load,
+    and what had ended by then is shown and kept.
     """
     with mistakes():
         source = Source.parse(server)
+        checked([source], key=key, model=model)
+        check_writable(json_path, html_path)
         what = wanted(
             *(workload, settings or [], plan),
             Pace(arrivals, rate, cv, concurrency, requests, seconds),
@@ -69,27 +73,24 @@ def run(
             vocabulary=vocabulary,
             warm_up=warm_up,
         )
-        load = what.load()
+        load, warm = what.load(), what.warm_up_sessions()
         manner = Manner(
             command=this_command(what.seed),
             keys=keys_of(load.tenants),
-            settings={
-                "warm-up requests": str(warm_up),
-                "time limit of an answer": f"{timeout_s:g} s",
-            },
-            price=None if price is None else parse_price(price),
+            settings=run_settings(warm, timeout_s),
+            price=price_of(price),
             usd_per_hour=usd_per_hour,
             check_repeats=check_repeats,
         )
 
-    async def work() -> tuple[Run, Target]:
+    async def work() -> tuple[Run, bool, str | None]:
         async with opened([source], key=key, model=model, tell=say) as targets:
             at = replace(targets[0], vocabulary=what.vocabulary, timeout_s=timeout_s)
-            return await _run_once(at, what, manner), at
+            return *await _run_once(at, load, warm, manner), at.endpoint.key
 
-    found, at = finished(work())
+    found, interrupted, own_key = finished(work())
     show_run(found, markdown=markdown)
-    keys = [*manner.keys.values(), *([at.endpoint.key] if at.endpoint.key else [])]
+    keys = [*manner.keys.values(), *([own_key] if own_key else [])]
     keep(
         [found],
         title=f"{found.name}: {found.workload}",
@@ -97,10 +98,15 @@ def run(
         html_path=html_path,
         keys=keys,
     )
+    if interrupted:
+        stop("interrupted", INTERRUPTED)
     end_if_failed([found])
 
 
-async def _run_once(at: Target, what: Wanted, manner: Manner) -> Run:
-    with stopped_by_interrupt() as stop, progress_bar(at.name) as on_progress:
-        how = replace(manner, stop=stop, on_progress=on_progress)
-        return await measured(at, what.load(), how, warm_up=what.warm_up_sessions())
+async def _run_once(
+    at: Target, load: Load, warm: Sequence[Session], manner: Manner
+) -> tuple[Run, bool]:
+    """The run, and whether it was interrupted."""
+    with stopped_by_interrupt() as stopping, progress_bar(at.name) as on_progress:
+        how = replace(manner, stop=stopping, on_progress=on_progress)
+        return await measured(at, load, how, warm_up=warm), stopping.is_set()

@@ -16,7 +16,7 @@ import yaml
 from loadtest.bench.campaign import CampaignError
 from loadtest.cli import options
 from loadtest.cli.errors import finished, mistakes, say
-from loadtest.cli.results import keep
+from loadtest.cli.results import check_writable, keep
 from loadtest.cli.wanted import Pace, slo_of, this_command, wanted
 from loadtest.machine import describe_machine
 from loadtest.simulate.hardware import KINDS, ReplicaKind, given_cost
@@ -66,9 +66,13 @@ def simulate(
         int,
         typer.Option(min=1, help="So many times the traffic, with blocks of its own."),
     ] = 1,
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="Of a recording: what came at one tick, until the next."),
+    ] = False,
     block_tokens: Annotated[
-        int, typer.Option(min=1, help="Of a workload: what the cache keeps together.")
-    ] = 16,
+        int | None, typer.Option(min=1, help="Of a workload: what the cache keeps together; 16.")
+    ] = None,
     replicas: Annotated[str, typer.Option(help="How many; several: 8,64,512.")] = "1",
     policy: Annotated[str, typer.Option(help="Of routing; several, separated by commas.")] = (
         "predicted-ttft"
@@ -97,7 +101,9 @@ def simulate(
     batching: Annotated[str, typer.Option(help="continuous, dynamic, static; several.")] = (
         "continuous"
     ),
-    batch_size: Annotated[int, typer.Option(min=1, help="Of static and dynamic batches.")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Of static and dynamic batches; 8.")
+    ] = None,
     window_ms: Annotated[
         float | None, typer.Option(min=0, help="How long a batch waits to be filled.")
     ] = None,
@@ -108,11 +114,15 @@ def simulate(
     admission: Annotated[
         bool, typer.Option("--admission", help="Refuse what would be too late.")
     ] = False,
+    queue_ms: Annotated[
+        float | None,
+        typer.Option(min=1, help="With --admission: it waits so long for a better moment first."),
+    ] = None,
     fair: Annotated[
         bool, typer.Option("--fair/--fifo", help="Shares by weight, or first come, first served.")
     ] = True,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Beside the others: one endless cache for all.")
+        bool, typer.Option("--oracle", help="Beside them all: one endless cache for all.")
     ] = False,
     report_delay_ms: Annotated[
         float, typer.Option(min=0, help="How old is what routing knows of loads and caches.")
@@ -120,7 +130,7 @@ def simulate(
     noise: Annotated[float, typer.Option(min=0, help="Of steps' times, relative.")] = 0,
     ttft_ms: options.TtftMs = None,
     tpot_ms: options.TpotMs = None,
-    target: options.Share = 0.95,
+    target: options.Share = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
     as_object: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     html_path: options.Html = None,
@@ -135,9 +145,10 @@ def simulate(
     object: the figures, or with several combinations a list of them as "results".
     """
     with mistakes():
+        check_writable(records, html_path)
         traffic = _traffic(
             trace_path,
-            Scale(speed=speed, length=length, requests=requests, seconds=seconds),
+            Scale(speed=speed, length=length, requests=requests, seconds=seconds, spread=spread),
             *(workload, settings or [], plan),
             Pace(None, rate, cv, None, requests, seconds),
             seed=seed,
@@ -147,6 +158,16 @@ def simulate(
             traffic = overlaid(traffic, copies, seed=seed)
         made_of = finished(_kind(kind)) if kind.startswith("http") else _given_kind(kind)
         slo = slo_of(ttft_ms, tpot_ms, target)
+        if batching == BatchingMode.CONTINUOUS and (batch_size, window_ms) != (None, None):
+            raise ValueError("--batch-size, --window-ms: are of static and dynamic batches")
+        if queue_ms is not None:
+            if not admission:
+                raise ValueError("--queue-ms: says how --admission refuses")
+            slo = _queueing(slo, queue_ms)
+            queueing = [
+                replace(each, slo=_queueing(each.slo, queue_ms)) for each in traffic.tenants
+            ]
+            traffic = replace(traffic, tenants=tuple(queueing))
         questions = list(
             _questions(
                 SimSpec(
@@ -171,7 +192,9 @@ def simulate(
                     "step_tokens": _several("step-tokens", step_tokens, int),
                     "split": _several("split", split, _split),
                     "batching": _several(
-                        "batching", batching, lambda mode: _batching(mode, batch_size, window_ms)
+                        "batching",
+                        batching,
+                        lambda mode: _batching(mode, batch_size or 8, window_ms),
                     ),
                 },
                 oracle=oracle,
@@ -202,7 +225,7 @@ def _traffic(
     pace: Pace,
     *,
     seed: int,
-    block_tokens: int,
+    block_tokens: int | None,
 ) -> Trace:
     """Raises ValueError, OSError."""
     if sum(each is not None for each in (path, workload, plan)) != 1:
@@ -210,19 +233,21 @@ def _traffic(
     if path is not None:
         if settings or pace.rate is not None or pace.cv is not None:
             raise ValueError("--set, --rate, --cv: a recording has its own; see --speed, --length")
+        if block_tokens is not None:
+            raise ValueError("--block-tokens: a recording has its own; see --length")
         found = scaled(read_trace(path), scale)
         if found.dropped or found.cut:
             say(f"{found.dropped} requests dropped and {found.cut} cut for their length")
         return found.trace
-    if scale.speed != 1 or scale.length != 1:
-        raise ValueError("--speed, --length: are for a recording")
+    if scale.speed != 1 or scale.length != 1 or scale.spread:
+        raise ValueError("--speed, --length, --spread: are for a recording")
     what = wanted(
-        *(workload or "", settings, plan, pace if plan is None else Pace(), Slo()),
+        *(workload, settings, plan, pace, Slo()),
         seed=seed,
         vocabulary=48_000,
         warm_up=0,
     )
-    return trace_of(what.load(), block_tokens)
+    return trace_of(what.load(), block_tokens or 16)
 
 
 def _given_kind(kind: str) -> ReplicaKind:
@@ -272,6 +297,10 @@ def _several(name: str, text: str | None, parse: Callable[[str], _T]) -> list[_T
         raise ValueError(f"--{name}: {error}") from None
 
 
+def _queueing(slo: Slo, queue_ms: float) -> Slo:
+    return replace(slo, on_overload="queue", max_queue_s=queue_ms / 1e3)
+
+
 def _split(text: str) -> Split:
     prefill, colon, decode = text.partition(":")
     if not colon or not prefill.isdigit() or not decode.isdigit():
@@ -288,11 +317,10 @@ def _batching(mode: str, size: int, window_ms: float | None) -> Batching:
 def _questions(base: SimSpec, axes: dict[str, list[Any]], *, oracle: bool) -> Iterator[_Question]:
     """Every combination; names say what differs. Raises ValueError for one that is none."""
     several = [name for name, values in axes.items() if len(values) > 1]
-    for values in product(*axes.values()):
-        chosen = {
-            name: value for name, value in zip(axes, values, strict=True) if value is not None
-        }
-        said = ", ".join(_said(name, chosen[name]) for name in several)
+    for combination in product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        chosen = {name: value for name, value in values.items() if value is not None}
+        said = ", ".join(_said(name, values[name]) for name in several)
         step_tokens = chosen.pop("step_tokens", None)
         if step_tokens is not None:
             chosen["cost"] = base.cost._replace(step_tokens=step_tokens)
@@ -310,8 +338,10 @@ def _questions(base: SimSpec, axes: dict[str, list[Any]], *, oracle: bool) -> It
             )
         spec = replace(base, **chosen)
         yield _Question(said or spec.policy, spec)
-        if oracle and spec.policy == "predicted-ttft":
-            yield _Question(f"{said}, endless cache", replace(spec, oracle=True))
+        if oracle and spec.policy == axes["policy"][0]:
+            endless = replace(spec, policy="predicted-ttft", oracle=True)
+            others = [_said(name, values[name]) for name in several if name != "policy"]
+            yield _Question(", ".join([*others, "endless cache"]), endless)
 
 
 def _said(name: str, value: Any) -> str:

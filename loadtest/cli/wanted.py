@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shlex
@@ -9,20 +10,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 from loadtest.cli.errors import say
 from loadtest.plan import Load, Session, TenantPlan
+from loadtest.stats.cost import parse_price
 from loadtest.vocabulary import DEFAULT_VOCABULARY, Vocabulary
-from loadtest.workloads.arrivals import Arrivals, Closed, Open, Pattern, arrivals_of
+from loadtest.wire.connection import checked_key
+from loadtest.workloads.arrivals import PATTERNS, Arrivals, Closed, Open, arrivals_of
 from loadtest.workloads.base import Workload
 from loadtest.workloads.building import build_load
 from loadtest.workloads.plan_file import Plan, read_plan
+from loadtest.workloads.randomness import derived_seed
 from loadtest.workloads.registry import make_workload, parse_settings
+from loadtest.workloads.unique import Unique
+from policies.pricing import Price
 from policies.slo import Slo
 
-_WARM_UP_SEEDS = 1 << 40
-"""Seeds of warm-ups begin here, and are nobody's else."""
+USUAL_WORKLOAD = "shared-prompts"
+_USUAL_TARGET = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +53,12 @@ class Pace:
                 pattern = "poisson"
             else:
                 return None
-        # it says itself which patterns there are
-        return arrivals_of(
-            cast(Pattern, pattern), rate=self.rate, cv=self.cv, concurrency=self.concurrency
-        )
+        if pattern not in PATTERNS:
+            raise ValueError(f"--arrivals: no {pattern}; there are {', '.join(PATTERNS)}")
+        try:
+            return arrivals_of(pattern, rate=self.rate, cv=self.cv, concurrency=self.concurrency)
+        except ValueError as error:  # which begins with an option's name
+            raise ValueError(f"--{error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +83,31 @@ class Wanted:
         """At another rate: sessions per second, or for a plan how many times as fast as it is.
         Raises ValueError."""
         if isinstance(self.source, Plan):
+            self.source.check_speeds()
             return self.source.load(seed=seed, speed=rate, vocabulary=self.vocabulary)
         chosen = self.pace.chosen()
         if isinstance(chosen, Closed):
             raise ValueError("concurrency: a closed loop has no rate")
         return self._built(Open(rate, 1.0 if chosen is None else chosen.cv), seed)
 
+    def highest_rate(self) -> float:
+        """Sessions per second that it has for all the seconds that it is sent; at more than that, a
+        run would be over before it shows anything. Raises ValueError."""
+        seconds = self.pace.seconds
+        if isinstance(self.source, Plan) or self.source.usual_requests is not None or not seconds:
+            return math.inf
+        return sum(1 for _ in self.source.sessions(self.seed, self.vocabulary)) / seconds
+
     def warm_up_sessions(self) -> Sequence[Session]:
         """Of the same kind, but with prompts that come nowhere else. Raises ValueError."""
         if not self.warm_up:
             return ()
-        seed = _WARM_UP_SEEDS + self.seed
+        seed = derived_seed(self.seed, "warm-up")
         if isinstance(self.source, Plan):
-            return self.source.load(seed=seed, vocabulary=self.vocabulary).sessions[: self.warm_up]
+            return self.source.warm_up(seed, self.warm_up, self.vocabulary)
         return build_load(
-            self.source,
+            # Recorded texts would warm the cache for themselves.
+            self.source if self.source.ever_new else Unique(api="chat"),
             arrivals=Closed(1),
             requests=self.warm_up,
             seed=seed,
@@ -112,7 +129,7 @@ class Wanted:
 
 
 def wanted(
-    workload: str,
+    workload: str | None,
     settings: Sequence[str],
     plan: Path | None,
     pace: Pace,
@@ -122,47 +139,71 @@ def wanted(
     vocabulary: int,
     warm_up: int,
 ) -> Wanted:
-    """Raises ValueError for whatever is wrong with it, OSError for a plan that cannot be read."""
+    """The seed is the given one, the plan's, or one that is drawn and said. Raises ValueError for
+    whatever is wrong with it, OSError for a plan that cannot be read."""
+    tokens = Vocabulary(end=vocabulary)
+    if plan is None:
+        source = make_workload(workload or USUAL_WORKLOAD, parse_settings(settings))
+        tenant = TenantPlan(slo=slo)
+        return Wanted(_seeded(seed), source, pace, tenant, tokens, warm_up)
+    if workload is not None:
+        raise ValueError("--workload: is of no use with --plan, whose tenants have their own")
+    if settings or pace != Pace():
+        raise ValueError("--plan: has its own parameters, arrivals and numbers of requests")
+    if slo.promises:
+        raise ValueError("--plan: has its tenants' own promises")
+    planned = read_plan(plan)
+    seed = _seeded(planned.seed if seed is None else seed)
+    return Wanted(seed, planned, vocabulary=tokens, warm_up=warm_up)
+
+
+def _seeded(seed: int | None) -> int:
     if seed is None:
         # One that no earlier run had: else a warm cache would pass for a cold one.
         seed = secrets.randbelow(1 << 32)
         say(f"seed {seed}")
-    tokens = Vocabulary(end=vocabulary)
-    if plan is None:
-        source = make_workload(workload, parse_settings(settings))
-        tenant = TenantPlan(slo=slo)
-        found = Wanted(seed, source, pace, tenant, tokens, warm_up)
-    else:
-        if settings or pace != Pace():
-            raise ValueError("--plan: has its own parameters, arrivals and numbers of requests")
-        if slo.promises:
-            raise ValueError("--plan: has its tenants' own promises")
-        found = Wanted(seed, read_plan(plan), vocabulary=tokens, warm_up=warm_up)
-    return found
+    return seed
 
 
-def slo_of(ttft_ms: float | None, tpot_ms: float | None, target: float) -> Slo:
-    """What options promise."""
-    return Slo(
+def slo_of(ttft_ms: float | None, tpot_ms: float | None, target: float | None) -> Slo:
+    """What options promise. Raises ValueError for a target of nothing."""
+    slo = Slo(
         ttft_s=None if ttft_ms is None else ttft_ms / 1e3,
         tpot_s=None if tpot_ms is None else tpot_ms / 1e3,
-        target=target,
+        target=_USUAL_TARGET if target is None else target,
     )
+    if target is not None and not slo.promises:
+        raise ValueError("--target: is the share for which --ttft-ms or --tpot-ms has to hold")
+    return slo
 
 
-def run_settings(warm_up: int, timeout_s: float) -> dict[str, str]:
-    """What else a reader wants to know of a run."""
-    return {"warm-up requests": str(warm_up), "time limit of an answer": f"{timeout_s:g} s"}
+def price_of(text: str | None) -> Price | None:
+    """What an option says; None for none. Raises ValueError."""
+    try:
+        return None if text is None else parse_price(text)
+    except ValueError as error:
+        raise ValueError(f"--price: {error}") from None
+
+
+def run_settings(warm: Sequence[Session], timeout_s: float) -> dict[str, str]:
+    """What else a reader wants to know of a run; `warm` is what was sent before it."""
+    requests = sum(len(session.turns) for session in warm)
+    return {"warm-up requests": str(requests), "time limit of an answer": f"{timeout_s:g} s"}
 
 
 def keys_of(tenants: Sequence[TenantPlan]) -> Mapping[str, str]:
-    """The keys of those that have their own. Raises ValueError if a variable is not set."""
+    """The keys of those that have their own. Raises ValueError if a variable is not set, or holds
+    what is no key."""
     keys = {}
     for tenant in tenants:
         if tenant.key_env is not None:
             key = os.environ.get(tenant.key_env)
             if not key:
                 raise ValueError(f"tenants {tenant.name}: {tenant.key_env} is not set")
+            try:
+                checked_key(key)
+            except ValueError as error:
+                raise ValueError(f"{tenant.key_env}: {error}") from None
             keys[tenant.name] = key
     return keys
 

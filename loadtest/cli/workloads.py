@@ -27,7 +27,8 @@ def workloads(
         stop(f"no workload {name}; there are {', '.join(WORKLOADS)}", MISUSED)
     typer.echo(WORKLOADS[name].help)
     for parameter in parameters_of(name):
-        default = "needed" if parameter.required else f"default {parameter.default}"
+        unset = "unset" if parameter.default is None else f"default {parameter.default}"
+        default = "needed" if parameter.required else unset
         typer.echo(f"  {parameter.name}  {parameter.description} ({default})")
 
 

@@ -60,7 +60,7 @@ def priced(records: Iterable[Record], price: Price) -> list[Record]:
 def _priced(record: Record, price: Price) -> Record:
     if record.price_nusd is not None or record.outcome not in (Outcome.OK, Outcome.WRONG):
         return record
-    cached = record.cached_tokens or 0
+    cached = min(record.cached_tokens or 0, record.prompt_tokens)
     nusd = price.request_nusd(
         uncached_tokens=record.prompt_tokens - cached,
         cached_tokens=cached,

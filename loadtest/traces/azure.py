@@ -17,6 +17,7 @@ from loadtest.traces.lines import Place, TraceError, lines_of
 
 _TIME, _PROMPT, _OUTPUT = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 COLUMNS = (_TIME, _PROMPT, _OUTPUT)
+_MOST_DIGITS = 12
 
 
 def read_azure(path: Path) -> Trace:
@@ -35,12 +36,22 @@ def read_azure(path: Path) -> Trace:
 
 
 def columns_of(header: str) -> list[str]:
-    """The names of a header's columns."""
-    return [name.strip() for name in next(csv.reader([header]))]
+    """The names of a header's columns; none of what is no line of CSV."""
+    try:
+        return [name.strip() for name in _cells(header)]
+    except csv.Error:
+        return []
+
+
+def _cells(line: str) -> list[str]:
+    return next(csv.reader([line]))
 
 
 def _request(place: Place, columns: list[str], line: str) -> TraceRequest:
-    cells = next(csv.reader([line]))
+    try:
+        cells = _cells(line)
+    except csv.Error as error:
+        raise place.wrong(f"is no line of CSV ({error})") from None
     if len(cells) != len(columns):
         raise place.wrong(f"{len(cells)} cells under {len(columns)} columns")
     row = dict(zip(columns, cells, strict=True))
@@ -62,6 +73,7 @@ def _seconds(place: Place, text: str) -> float:
 def _count(place: Place, name: str, text: str, least: int) -> int:
     digits = text.strip()
     # `isdecimal` and `isascii`: int() takes signs, underscores and other scripts' digits too
-    if not (digits.isascii() and digits.isdecimal()) or int(digits) < least:
+    plain = digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS
+    if not plain or int(digits) < least:
         raise place.wrong(f"{name}: must be a whole number of at least {least}")
     return int(digits)

@@ -131,7 +131,7 @@ class Endpoint:
 
 
 def checked_key(key: str | None) -> str | None:
-    """The key. Raises ValueError if it cannot stand in a header, as with a line break at its end."""
+    """The key. Raises ValueError if no header can hold it, as with a line break at its end."""
     if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise ValueError("the API key has spaces around it or characters that no header can hold")
     return key
@@ -197,7 +197,7 @@ class Connection:
                 lambda: _Wire(self._backlog), at.host, at.port, ssl=context
             )
         except OSError as error:
-            why = error.strerror or str(error)
+            why = error.strerror or str(error) or type(error).__name__
             kind = OutOfSocketsError if error.errno in _OUT_OF_SOCKETS else UnreachableError
             raise kind(f"{at.authority}: cannot connect ({why})") from None
         return self._wire
@@ -226,7 +226,7 @@ async def fetch(endpoint: Endpoint, method: str, path: str, timeout_s: float = 1
 
 
 def _can_be_asked(host: str, path: str) -> bool:
-    """Whether the host is a name that can be looked up, and the path fits a request's first line."""
+    """Whether the host can be looked up, and the path fits a request's first line."""
     try:
         host.encode("idna")
     except UnicodeError:

@@ -20,7 +20,7 @@ class Workload(BaseModel, ABC):
     """Its fields are its parameters.
 
     Its texts are named by `name`, seed and what they are: equal arguments give equal prompts in any
-    process, and two seeds share none, so that nothing is cached of a run before.
+    process, and two seeds share none (`ever_new`), so that nothing is cached of a run before.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -43,6 +43,11 @@ class Workload(BaseModel, ABC):
     def usual_arrivals(self) -> Arrivals | None:
         """When sessions begin if nothing else is said; None: each at its recorded time."""
         return Closed(8)
+
+    @property
+    def ever_new(self) -> bool:
+        """Whether two seeds share no prompt."""
+        return True
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import takewhile
@@ -66,8 +67,8 @@ def chosen_sessions(
 ) -> Iterator[Session]:
     """The sessions that `build_load` takes, each at its time; `arrivals` None: as recorded."""
     for name, limit in (("requests", requests), ("seconds", seconds)):
-        if limit is not None and limit <= 0:
-            raise ValueError(f"{name}: must be more than 0")
+        if limit is not None and not (limit > 0 and math.isfinite(limit)):
+            raise ValueError(f"{name}: must be more than 0, and not without end")
     if isinstance(arrivals, Closed) and seconds is not None:
         raise ValueError("seconds: a closed loop ends after so many requests")
     if requests is None and seconds is None:
@@ -78,10 +79,11 @@ def chosen_sessions(
     if seconds is not None:
         until_s = seconds
         sessions = takewhile(lambda session: session.start_s < until_s, sessions)
-    return _limited(sessions, requests)
+    return limited(sessions, requests)
 
 
-def _limited(sessions: Iterable[Session], requests: int | None) -> Iterator[Session]:
+def limited(sessions: Iterable[Session], requests: int | None) -> Iterator[Session]:
+    """The sessions until they have so many requests; None: all."""
     sent = 0
     for session in sessions:
         if requests is not None and sent >= requests:

@@ -1,7 +1,7 @@
 """A plan in a YAML file: several tenants, each with its own traffic and promise.
 
     title: an agent beside a neighbour        # optional
-    seed: 0
+    seed: 7                                   # optional; unset: whatever the run is given
     tenants:
       - name: quiet
         key_env: QUIET_KEY                    # the variable with its key; unset: the target's own
@@ -39,7 +39,7 @@ from loadtest.traces.reading import SHIPPED
 from loadtest.vocabulary import DEFAULT_VOCABULARY, Vocabulary
 from loadtest.workloads.arrivals import Arrivals, Closed, arrivals_of
 from loadtest.workloads.base import Workload
-from loadtest.workloads.building import chosen_sessions
+from loadtest.workloads.building import chosen_sessions, limited
 from loadtest.workloads.mistakes import mistakes_of
 from loadtest.workloads.randomness import derived_seed
 from loadtest.workloads.registry import WORKLOADS, make_workload
@@ -109,7 +109,7 @@ class _TenantSection(_Section):
 
 class _File(_Section):
     title: str | None = None
-    seed: int = 0
+    seed: int | None = Field(default=None, ge=0)
     concurrency: int | None = Field(default=None, ge=1)
     tenants: Annotated[tuple[_TenantSection, ...], Field(min_length=1)]
 
@@ -122,6 +122,33 @@ class Plan:
         self._name = name
         self._workloads = workloads
 
+    @property
+    def seed(self) -> int | None:
+        """The one that the file says."""
+        return self._file.seed
+
+    def check_speeds(self) -> None:
+        """Raises ValueError if runs at other speeds would not be as long: in a closed loop, and
+        with tenants who send so many requests and no more."""
+        if self._file.concurrency is not None:
+            raise ValueError(f"{self._name}: concurrency: a closed loop has no rate")
+        for index, tenant in enumerate(self._file.tenants):
+            if tenant.seconds is None or tenant.requests is not None:
+                raise ValueError(
+                    f"{self._name}: tenants[{index}].seconds: is needed, and no requests: at "
+                    "another rate, so many would take another time"
+                )
+
+    def warm_up(self, seed: int, requests: int, vocabulary: Vocabulary) -> list[Session]:
+        """The first sessions with so many requests; none whose texts are the same for any seed."""
+        repeated = {
+            tenant.name
+            for tenant, workload in zip(self._file.tenants, self._workloads, strict=True)
+            if not workload.ever_new
+        }
+        sessions = self.load(seed=seed, vocabulary=vocabulary).sessions
+        return list(limited((each for each in sessions if each.tenant not in repeated), requests))
+
     def load(
         self,
         *,
@@ -129,8 +156,8 @@ class Plan:
         speed: float = 1.0,
         vocabulary: Vocabulary = DEFAULT_VOCABULARY,
     ) -> Load:
-        """What is sent. `seed` None is the file's; two tenants share no prompt. `speed` multiplies
-        every rate, the pace of recorded times included.
+        """What is sent. `seed` None is the file's, or 0; two tenants share no prompt. `speed`
+        multiplies every rate, the pace of recorded times included.
 
         Raises ValueError for a speed that is not positive, or is not 1 in a closed loop, and what
         the workloads raise.
@@ -139,7 +166,7 @@ class Plan:
             raise ValueError(f"speed must be more than 0, not {speed}")
         if self._file.concurrency is not None and speed != 1.0:
             raise ValueError("speed: a closed loop has no rate")
-        seed = self._file.seed if seed is None else seed
+        seed = (self._file.seed or 0) if seed is None else seed
         parts = [
             self._sessions(tenant, workload, derived_seed(seed, tenant.name), speed, vocabulary)
             for tenant, workload in zip(self._file.tenants, self._workloads, strict=True)

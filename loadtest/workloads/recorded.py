@@ -119,6 +119,16 @@ class Chats(_Recorded):
         default=True, description="whether answers have exactly their recorded length"
     )
 
+    @property
+    def ever_new(self) -> bool:
+        """No."""
+        return False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What that comes to."""
+        return ("the same texts in every run, of which a cache may have kept what came before",)
+
     def sessions(self, seed: int, vocabulary: Vocabulary) -> Iterator[Session]:  # noqa: ARG002
         """The same for every seed: these texts are as they are. Raises TraceError."""
         for session in read_chats(trace_path(self.file)).sessions:

@@ -1,23 +1,17 @@
-"""The command: tables and exit codes against a fake server, and a fake `forebay serve`."""
+"""`loadtest bench`: tables and exit codes with a fake `forebay serve`."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import orjson
 import pytest
 from typer.testing import CliRunner
 
 from loadtest import forebay_server
 from loadtest.bench import campaign
 from loadtest.cli.main import app
-from tests.loadtest.fake_server import Behaviour, Call, FakeServer, Reply, answer_well, fake_server
 
 _FAKE_FOREBAY = """\
 #!{python}
@@ -73,37 +67,6 @@ def _without_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "_REST_S", 0.0)
 
 
-@contextmanager
-def served(behave: Behaviour) -> Iterator[FakeServer]:
-    """A fake server on a loop of its own: the command runs its own in this thread."""
-    ready, stop = threading.Event(), asyncio.Event()
-    loop = asyncio.new_event_loop()
-    found: list[FakeServer] = []
-
-    async def serve() -> None:
-        async with fake_server(behave) as server:
-            found.append(server)
-            ready.set()
-            await stop.wait()
-
-    def run() -> None:
-        loop.run_until_complete(serve())
-        loop.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert ready.wait(5)
-    try:
-        yield found[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(5)
-
-
-def url(server: FakeServer) -> str:
-    return f"http://127.0.0.1:{server.endpoint.port}/v1"
-
-
 def invoke(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(app, arguments, env={"FOREBAY_API_KEY": "", "COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -111,62 +74,11 @@ def invoke(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_run_prints_a_table_and_writes_json(tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    with served(answer_well) as one, served(answer_well) as other:
-        code, output = invoke(
-            *("run", "--url", url(one), "--model", "m", "--key", "sk-1", "--name", "ours"),
-            *("--workloads", "w4", "--repeats", "2", "--json", str(out), "--markdown"),
-            *("--against", url(other), "--against-name", "theirs"),
-        )
-
-    assert code == 0
-    assert "| cell | ours (range) | theirs (range) | lead over theirs |" in output
-    assert "theirs: all 12 requests answered whole" in output
-    assert [one["cell"] for one in orjson.loads(out.read_bytes())["leads"]] == [
-        "W4 TTFT cold",
-        "W4 TTFT hit",
-    ]
-    assert {call.headers["authorization"] for call in one.calls} == {"Bearer sk-1"}
-    assert {call.headers.get("authorization") for call in other.calls} == {None}
-
-
-def test_failed_requests_are_counted_and_exit_with_1() -> None:
-    async def failing_after_the_warm_up(call: Call, reply: Reply) -> None:
-        if len(call.body["prompt"]) < 1024:
-            await answer_well(call, reply)
-        else:
-            await reply.whole(503, b'{"error": {"message": "Overloaded."}}')
-
-    with served(failing_after_the_warm_up) as server:
-        code, output = invoke(
-            "run", "--url", url(server), "--model", "m", "--workloads", "W4", "--repeats", "1"
-        )
-
-    assert code == 1
-    assert "server: 6 of 6 requests FAILED\nW4: status 503: Overloaded." in output
-
-
-def test_a_server_that_is_not_there_is_one_line() -> None:
-    code, output = invoke("run", "--url", "http://127.0.0.1:1/v1", "--model", "m", "--seed", "1")
-
-    assert code == 1
-    assert output.splitlines()[-1].startswith("loadtest: server: 127.0.0.1:1: cannot connect")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("run", "--url", "nowhere", "--model", "m"), "nowhere: must look like"),
-        (("run", "--url", "http://h/v1", "--model", "m", "--workloads", "W7"), "W7: no such"),
-        (("bench", "engines"), "engines: no such part"),
-    ],
-)
-def test_wrong_use_exits_with_2_and_names_the_word(arguments: tuple[str, ...], said: str) -> None:
-    code, output = invoke(*arguments)
+def test_wrong_use_exits_with_2_and_names_the_word() -> None:
+    code, output = invoke("bench", "engines")
 
     assert code == 2
-    assert said in output
+    assert "engines: no such part" in output
 
 
 def fake_forebay(directory: Path, *, fails: bool = False) -> Path:

@@ -15,6 +15,7 @@ from loadtest.comparison import Comparison
 from loadtest.difference import Judgement
 from loadtest.metrics import ERRORS, METRICS
 from loadtest.record import ClientHealth, Outcome, Run
+from loadtest.stopping import StoppedError
 from tests.loadtest.some_records import answer, failure, run_of
 
 
@@ -173,3 +174,19 @@ async def test_a_comparison_goes_into_a_file_and_a_table() -> None:
         "1.00× (1.00–1.00) noise",
         "1.10× (1.10–1.10) worse",
     )
+
+
+async def test_a_comparison_that_is_stopped_has_the_attempts_until_then() -> None:
+    runs = 0
+
+    async def three_times(seed: int) -> Run:
+        nonlocal runs
+        runs += 1
+        if runs > 3:
+            raise StoppedError
+        return run_of([answer(100.0)], name="B")
+
+    result = await found(contender("A", 100.0), Contender("B", three_times), rounds=5)
+
+    assert [one.contender for one in result.attempts] == ["A", "B", "B", "A", "A", "B", "A"][:6]
+    assert result.rounds == 3

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest import contenders
 from loadtest.bench.campaign import CampaignError
-from loadtest.contenders import Source, first_model, opened
+from loadtest.contenders import Source, checked, first_model, opened
 from loadtest.forebay_server import KEY_VARIABLE, RunningServer
 from loadtest.wire.connection import Endpoint
 from tests.loadtest.fake_server import Call, Reply, fake_server
@@ -67,7 +67,7 @@ async def started(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Started]:
             "https://api.example.com/v1",
             ("api.example.com:443", "url", "https://api.example.com/v1"),
         ),
-        ("http://h:1/v1?a=b", ("h:1", "url", "http://h:1/v1?a=b")),
+        ("http://h:1/v1/a=b", ("h:1", "url", "http://h:1/v1/a=b")),
         ("big=conf/a.yaml", ("big", "config", "conf/a.yaml")),
         ("conf/rate=2/small.yml", ("small", "config", "conf/rate=2/small.yml")),
         ("forebay", ("forebay", "forebay", "")),
@@ -158,7 +158,7 @@ async def test_a_file_that_is_no_yaml_is_refused_without_being_quoted(
 
 
 async def test_two_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="a: two contenders have this name"):
+    with pytest.raises(ValueError, match="a: two servers have this name"):
         async with opened([Source("a", "forebay", "")] * 2, tell=unheard):
             pytest.fail("nobody could tell them apart")
 
@@ -166,7 +166,9 @@ async def test_two_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, b"{}", "asked for its models it answered 401"),
+        (401, b"{}", "answered 401: is the key right"),
+        (307, b"", "answered 307"),
+        (200, b'{"error": "sk-secret?"}', r"lists no model, '{\"error\": \"\[key\]\?"),
         (200, b"<html>", "lists no model"),
         (200, b'{"data": []}', "lists no model"),
         (200, b'{"data": [{"id": 3}]}', "lists no model"),
@@ -178,6 +180,19 @@ async def test_a_server_without_models_is_said_to_have_none(
     async def behave(call: Call, reply: Reply) -> None:
         await reply.whole(status, body)
 
-    async with fake_server(behave) as server:
-        with pytest.raises(CampaignError, match=why):
+    async with fake_server(behave, key="sk-secret") as server:
+        with pytest.raises(CampaignError, match=why) as caught:
             await first_model(server.endpoint)
+    assert "sk-secret" not in str(caught.value)
+
+
+async def test_a_model_is_asked_for_of_a_file_and_refused_where_there_is_but_one(
+    started: Started, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text("{}")
+    async with opened([Source("one", "config", str(path))], model="huge", tell=unheard) as targets:
+        assert targets[0].model == "huge"
+
+    with pytest.raises(ValueError, match="--model: is for URLs and files"):
+        checked([Source("a", "forebay", "")], key=None, model="huge")

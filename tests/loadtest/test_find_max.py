@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from loadtest.find_max import FoundMax, find_max
 from loadtest.plan import TenantPlan
 from loadtest.rate_point import Verdict
+from loadtest.record import Run
+from loadtest.stopping import StoppedError
 from tests.loadtest.knee import PROMISED, STALLED, Knee, sharp, soft
 
 PRECISION = 0.05
@@ -210,3 +212,32 @@ async def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(ValueError, match="precision"):
         await found(Knee(sharp(6.5)), precision=0.0)
     assert PROMISED[0].slo.promises
+
+
+async def test_a_search_that_is_stopped_has_what_was_found_until_then() -> None:
+    knee = Knee(sharp(6.5))
+    runs = 0
+
+    async def measure(rate: float, repetition: int) -> Run:
+        nonlocal runs
+        runs += 1
+        if runs > 3:
+            raise StoppedError
+        return await knee.measure(rate, repetition)
+
+    result = await find_max(measure, start_rate=1.0, tell=unheard)
+
+    assert result.cut_short
+    assert result.runs == 3
+    assert [point.rate for point in result.points] == [1.0, 2.0, 4.0]
+    assert result.rate == 4.0
+
+
+async def test_a_search_that_is_stopped_at_once_has_nothing() -> None:
+    async def measure(rate: float, repetition: int) -> Run:
+        raise StoppedError
+
+    result = await find_max(measure, start_rate=1.0, tell=unheard)
+
+    assert (result.points, result.rate, result.cut_short) == ((), None, True)
+    assert result.lines()[0] == "nothing was measured"

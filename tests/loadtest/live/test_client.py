@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from loadtest.live.client import LiveOutcome, run_load
+from loadtest.live.pool import Pool
 from loadtest.live.progress import Progress
 from loadtest.live.stream import StreamReader
 from loadtest.live.watch import Watch
@@ -365,6 +366,21 @@ async def test_a_stop_before_the_beginning_sends_nothing() -> None:
     assert outcome.notes == (
         "interrupted: 0 requests were open and are in no figure, 1 of 1 were never sent",
     )
+
+
+async def test_a_stop_does_not_wait_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = asyncio.Event()
+
+    async def never(self: Pool, count: int, timeout_s: float) -> None:
+        stop.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Pool, "open", never)
+    async with asyncio.timeout(5):
+        outcome = await outcome_of(answer_well, closed(completion()), stop=stop)
+
+    assert outcome.interrupted
+    assert outcome.records == ()
 
 
 async def test_a_cancelled_run_leaves_no_connection() -> None:

@@ -84,6 +84,21 @@ def test_what_began_and_did_not_end_is_broken(events: list[Any], reason: str) ->
     assert reason in why
 
 
+def test_a_compressed_answer_is_said_to_be_one() -> None:
+    headers = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    verdict = of_answer(Answer(200, headers, [], 0.0, 9.0, whole=True), StreamReader(), ASKED)
+
+    assert verdict.outcome is Outcome.BROKEN
+    assert "content-encoding: gzip, which was not asked for" in (verdict.reason or "")
+
+
+def test_a_redirection_says_where_to() -> None:
+    answer = Answer(307, {"location": "https://h/v1/"}, [], 0.0, 1.0, whole=True)
+    verdict = of_answer(answer, StreamReader(), ASKED)
+
+    assert verdict == Verdict(Outcome.REFUSED, "status 307 (location: https://h/v1/): ")
+
+
 def test_a_cut_answer_is_broken_even_after_its_last_event() -> None:
     assert judged(A, B, USAGE, DONE, whole=False) == (
         Outcome.BROKEN,

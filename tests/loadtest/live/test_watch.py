@@ -56,7 +56,7 @@ async def timeline_of(*pages: str | int) -> tuple[tuple[Sample, ...], int]:
         if isinstance(page, int):
             await reply.whole(page, b"{}")
         else:
-            await reply.whole(200, page.encode())
+            await reply.whole(200, page.encode(errors="surrogateescape"))
         if len(server.calls) >= len(pages):
             all_seen.set()
 
@@ -105,6 +105,16 @@ async def test_a_page_that_says_nothing_is_no_timeline() -> None:
     timeline, _ = await timeline_of("# nothing\nup 1\n")
 
     assert timeline == ()
+
+
+async def test_what_is_no_number_is_passed_over() -> None:
+    page = (
+        "forebay_running abc\nforebay_waiting NaN\n"
+        'forebay_cache_bytes{tier="\udcff"} 3\nforebay_cache_bytes{tier="dram"} 4\n'
+    )
+    samples, _ = await timeline_of(page)
+
+    assert {(each.running, each.waiting, each.dram_bytes) for each in samples} == {(None, None, 4)}
 
 
 async def test_one_failed_look_is_passed_over() -> None:

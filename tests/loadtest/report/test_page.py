@@ -59,10 +59,10 @@ def headings(page: Page) -> list[str]:
 
 
 def found_max() -> tuple[FoundMax, list[Run]]:
-    runs = [queue(rate, 80, seed=3) for rate in (0.5, 1.0, 1.9)]
+    runs = [queue(rate, 240, seed=3) for rate in (0.25, 1.0, 1.9)]
     points = tuple(
         RatePoint.of(rate, [run], judge([run], confidence=0.95, most_errors=0.01))
-        for rate, run in zip((0.5, 1.0, 1.9), runs, strict=True)
+        for rate, run in zip((0.25, 1.0, 1.9), runs, strict=True)
     )
     return FoundMax((ACME,), 0.05, 3, points, cut_short=False), runs
 

@@ -132,3 +132,23 @@ def test_being_copied_up_is_a_use() -> None:
     assert pool.match([1, 2]) == 2
     assert pool.cached == 2
     pool.check_integrity()
+
+
+def test_a_chain_is_published_as_its_blocks_are_one_by_one() -> None:
+    together, one_by_one = BlockPool(8), BlockPool(8)
+    ids, savings_s = [1, 2, 3, 4], [4.0, 3.0, 2.0, 1.0]
+    for pool in (together, one_by_one):
+        pool.release(fill(pool, [1, 2]))
+        pool.take(4)
+    nodes: list[Block] = []
+    together.publish_chain(ids, range(3), savings_s, nodes)
+    together.publish_chain(ids, range(3, 4), savings_s, nodes)
+    parents = [None, *ids]
+    singly = [one_by_one.publish(ids[at], parents[at], savings_s[at]) for at in range(4)]
+    assert [node.id for node in nodes] == ids
+    for pool, blocks in ((together, nodes), (one_by_one, singly)):
+        pool.check_integrity()
+        pool.release(blocks)
+        pool.check_integrity()
+    assert (together.free, together.cached) == (one_by_one.free, one_by_one.cached) == (4, 4)
+    assert [node.saving_s for node in nodes] == [block.saving_s for block in singly]

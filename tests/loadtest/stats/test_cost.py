@@ -74,3 +74,10 @@ def test_records_without_a_charge_are_priced() -> None:
 
     # 400 x 0.1 + 600 x 0.01 + 10 x 0.4 = 50 millionths of a dollar; 1000 x 0.1 + 4 = 104.
     assert [one.price_nusd for one in found] == [50_000, 104_000, 7, None]
+
+
+def test_more_cached_than_there_was_makes_nothing_cheaper_than_free() -> None:
+    record = Record(0, 0, 0, 1, Outcome.OK, prompt_tokens=10, output_tokens=1, cached_tokens=99)
+    (found,) = priced([record], parse_price("input=1,cached_input=0.1"))
+
+    assert found.price_nusd == 1000

@@ -7,12 +7,14 @@ import socket
 
 import pytest
 
+from loadtest.wire import connection as connection_module
 from loadtest.wire.backlog import Backlog
 from loadtest.wire.connection import (
     Connection,
     Endpoint,
     ExchangeError,
     OutOfSocketsError,
+    checked_key,
     connect,
     fetch,
 )
@@ -32,7 +34,34 @@ def test_an_endpoint_is_read_from_its_url(url: str, expected: Endpoint) -> None:
     assert Endpoint.parse(url) == expected
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/", "http://", "http://h:port/"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/v1", "https://[::1]:443/v1"])
+def test_an_endpoint_is_said_as_it_was_read(url: str) -> None:
+    assert Endpoint.parse(url).url == url
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:sk-secret@h/v1", "http://sk-secret@h:x/", "http://h/v1?key=sk-secret"]
+)
+def test_what_would_not_be_sent_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
+        Endpoint.parse(url)
+
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-secret\n", " sk-secret", "sk-secret\r\nx: y", "sk-secrét"])
+def test_a_key_that_no_header_holds_is_refused_and_not_repeated(key: str) -> None:
+    assert checked_key("sk-secret") == "sk-secret"
+    with pytest.raises(ValueError, match="the API key has spaces") as caught:
+        Endpoint.parse("http://h/v1", key)
+
+    assert "secr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://host/", "http://", "http://h:port/", "http://a..b/", "http://h/a b"],
+)
 def test_a_bad_url_is_one_line_that_names_it(url: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
         Endpoint.parse(url)
@@ -244,3 +273,22 @@ def test_a_request_may_have_more_headers() -> None:
     request = Endpoint("h", 9, "/v1").request("GET", "/", headers={"x-a": "b"})
 
     assert request == b"GET / HTTP/1.1\r\nhost: h:9\r\nx-a: b\r\n\r\n"
+
+
+async def test_an_interim_answer_is_not_the_answer() -> None:
+    async def early(call: Call, reply: Reply) -> None:
+        await reply.raw(b"HTTP/1.1 100 Continue\r\n\r\n")
+        await reply.raw(b"HTTP/1.1 103 Early Hints\r\nlink: <x>\r\n\r\n")
+        await reply.whole(200, b"hello")
+
+    async with fake_server(early) as server, connect(server.endpoint) as connection:
+        request = server.endpoint.request("GET", "/")
+        answers = [await connection.exchange(request, 5.0) for _ in range(2)]
+
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b"hello")] * 2
+    assert "link" not in answers[0].headers
+    assert server.connections == 1
+
+
+def test_certificates_are_read_once() -> None:
+    assert connection_module._tls_context() is connection_module._tls_context()

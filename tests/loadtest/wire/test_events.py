@@ -32,3 +32,13 @@ def test_events_are_the_same_wherever_the_body_is_cut(cuts: set[int]) -> None:
 @pytest.mark.parametrize("piece", [b"data: half", b"data: half\n", b"", b"\n\n", b"event: x\n\n"])
 def test_what_has_not_ended_or_has_no_data_is_no_event(piece: bytes) -> None:
     assert EventSplitter().feed(piece) == []
+
+
+def test_a_line_that_comes_in_very_many_pieces_is_read_in_time_that_grows_with_it() -> None:
+    splitter = EventSplitter()
+    pieces = 40_000
+    assert splitter.feed(b"data: ") == []
+    for _ in range(pieces):
+        assert splitter.feed(b"x" * 512) == []
+
+    assert splitter.feed(b"\n\ndata: y\n\n") == [b"x" * 512 * pieces, b"y"]

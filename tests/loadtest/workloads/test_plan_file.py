@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.plan import TenantPlan
+from loadtest.vocabulary import DEFAULT_VOCABULARY
 from loadtest.workloads import plan_file
 from loadtest.workloads.plan_file import read_plan
 from policies.service_class import ServiceClass
@@ -169,3 +170,34 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         read_plan(_written(tmp_path, text))
 
     assert len(str(raised.value).splitlines()) == 3
+
+
+def test_a_seed_is_the_files_or_nobodys(tmp_path: Path) -> None:
+    assert read_plan(_written(tmp_path, _OPEN)).seed == 3
+    unsaid = read_plan(_written(tmp_path, _CLOSED))
+    assert unsaid.seed is None
+    assert unsaid.load() == unsaid.load(seed=0)
+
+
+def test_other_speeds_need_runs_of_one_length(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"plan.yaml: concurrency: a closed loop has no rate"):
+        read_plan(_written(tmp_path, _CLOSED)).check_speeds()
+    with pytest.raises(ValueError, match=r"plan.yaml: tenants\[1\].seconds: is needed"):
+        read_plan(_written(tmp_path, _OPEN)).check_speeds()
+    read_plan(_written(tmp_path, _OPEN.replace("requests: 5", "seconds: 3"))).check_speeds()
+
+
+def test_a_warm_up_has_so_many_requests_and_no_text_that_comes_again(tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"at_s": 0, "prompt": "hello", "output_tokens": 4}\n')
+    plan = read_plan(
+        _written(
+            tmp_path,
+            "tenants:\n"
+            "  - {name: a, workload: chats, parameters: {file: chats.jsonl}}\n"
+            "  - {name: b, workload: agent, parameters: {steps: 2}, requests: 6,\n"
+            "     arrivals: {pattern: constant, rate: 1}}\n",
+        )
+    )
+    warm = plan.warm_up(9, 3, DEFAULT_VOCABULARY)
+
+    assert [(session.tenant, len(session.turns)) for session in warm] == [("b", 2), ("b", 2)]

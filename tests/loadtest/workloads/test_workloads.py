@@ -232,6 +232,20 @@ def test_recorded_chats_are_sent_as_they_are(chats: Path) -> None:
     assert [tenant.name for tenant in load.tenants] == ["loadtest", "b"]
 
 
+def test_recorded_chats_say_that_they_are_the_same_in_every_run(chats: Path) -> None:
+    workload = make_workload("chats", {"file": str(chats)})
+
+    assert not workload.ever_new
+    assert "the same texts in every run" in build_load(workload).title
+    assert make_workload("unique").ever_new
+
+
+@pytest.mark.parametrize("seconds", [0.0, float("inf"), float("nan")])
+def test_a_load_ends(seconds: float) -> None:
+    with pytest.raises(ValueError, match="seconds: must be more than 0, and not without end"):
+        build_load(make_workload("unique"), arrivals=Open(1.0), seconds=seconds)
+
+
 def test_too_few_blocks_for_a_prompt_are_refused() -> None:
     with pytest.raises(ValueError, match="request 0 has 33 tokens in only 2 blocks of 16"):
         load_of(Trace("short", 16, [TraceRequest(0, 33, 1, (0, 1))]))
