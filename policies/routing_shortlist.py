@@ -73,6 +73,8 @@ class TtftShortlist:
         self._most = most
         self._noise = noise
         self._work = _Work(cost, replicas)
+        # of the request that is asked about, by replica; made once, as there are many requests
+        self._tokens, self._rows_s, self._load_s = np.zeros((3, replicas))
 
     def note(self, replica: int, standing: Standing) -> None:
         """See `Shortlist.note`."""
@@ -92,9 +94,10 @@ class TtftShortlist:
         rows_s: _Floats | float = cold.rows_s
         load_s: _Floats | float = 0.0
         if warm:
-            tokens = np.full_like(work.queue_s, tokens)
-            rows_s = np.full_like(work.queue_s, rows_s)
-            load_s = np.zeros_like(work.queue_s)
+            tokens, rows_s, load_s = self._tokens, self._rows_s, self._load_s
+            tokens.fill(cold.tokens)
+            rows_s.fill(cold.rows_s)
+            load_s.fill(0.0)
             for holders, cached in warm:
                 parts = _parts(self._cost, request.prompt_tokens, cached)
                 tokens[holders] = parts.tokens
@@ -108,9 +111,11 @@ class TtftShortlist:
         listed = self._some(costs_s, bound_s, first, random)
         if request.due_s is not None:
             ttft_s = work.queue_s + load_s + prefill_s
+            if ttft_s[listed].max() <= request.due_s:
+                return listed
             in_time = np.where(ttft_s <= request.due_s, costs_s, np.inf)
             first = int(in_time.argmin())
-            if ttft_s[listed].max() > request.due_s and in_time[first] < np.inf:
+            if in_time[first] < np.inf:
                 bound_s = in_time[first] + self._noise * own_s[first]
                 listed = sorted({*listed, *self._some(in_time, bound_s, first, random)})
         return listed
@@ -120,10 +125,11 @@ class TtftShortlist:
         others yet."""
         if self._most >= len(costs_s):
             return list(range(len(costs_s)))
-        equal: list[int] = np.flatnonzero(costs_s <= bound_s).tolist()
+        equal = (costs_s <= bound_s).nonzero()[0]
         if len(equal) < self._most:
             return _least(costs_s, self._most)
-        return sorted({first, *random.sample(equal, self._most - 1)})
+        chosen = random.sample(range(len(equal)), self._most - 1)
+        return sorted({first, *equal[chosen].tolist()})
 
 
 class AffinityShortlist:

@@ -95,13 +95,12 @@ class Book:
         """The chance that what is pushed out there will be asked for again."""
         if reuse != self._reuse:
             self._reuse = reuse
-            self._standing = None
+            self._standing = self._candidate = None
 
     def standing(self) -> Standing:
         """The same object as long as nothing has changed."""
         standing = self._standing
         if standing is None:
-            self._candidate = None
             standing = self._standing = Standing(
                 self._pending_tokens,
                 self.waiting,
@@ -118,16 +117,17 @@ class Book:
 
     def cold_candidate(self) -> Candidate:
         """The replica as one that has nothing of a prompt."""
-        standing = self.standing()
         candidate = self._candidate
         if candidate is None:
-            candidate = self._candidate = Candidate(self.name, self._cost, standing, NOTHING_CACHED)
+            candidate = self._candidate = Candidate(
+                self.name, self._cost, self.standing(), NOTHING_CACHED
+            )
         return candidate
 
     def _wait(self, job: SimJob, sequences: int, tokens: int) -> None:
         self.waiting += sequences
         self._pending_tokens += tokens
-        self._standing = None
+        self._standing = self._candidate = None
         if not self._detailed:
             return
         place = job.rank.priority, job.flow
@@ -144,7 +144,7 @@ class Book:
     def _run(self, job: SimJob, sequences: int) -> None:
         self.running += sequences
         self._context_tokens += sequences * job.prompt_tokens
-        self._standing = None
+        self._standing = self._candidate = None
         priority = job.rank.priority
         if self._detailed and priority:
             left = self._yielding.get(priority, 0) + sequences

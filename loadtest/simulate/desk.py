@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,16 @@ class Placement(NamedTuple):
     sent: Sent | None
 
 
+class Listener(Protocol):
+    """Who wants to know what the desk hears."""
+
+    def began(self, job: SimJob) -> None:
+        """A job has its first token."""
+
+    def changed(self) -> None:
+        """A request may fare otherwise than before."""
+
+
 class FrontDesk:
     """Sends jobs to `replicas` by the policy `policy`, whatever the spec's is. `directory` says who
     has what, with a bit for each of them; None: nobody has anything. `detailed`: by class and flow.
@@ -76,10 +86,16 @@ class FrontDesk:
         few = len(replicas) <= 2 * spec.shortlist or not spec.shortlist
         self._shortlist = None if few else SHORTLISTS[policy](cost, len(replicas), spec.shortlist)
         self._placements: dict[int, Placement] = {}
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Tell this one, and nobody else, of what is heard."""
+        self._listener = listener
 
     def choose(self, job: SimJob) -> Choice:
         """Where it would go now; changes nothing."""
-        due_s = None if job.deadline_s is None else job.deadline_s - self._clock.now_s
+        promised_by_s = job.promised_by_s
+        due_s = None if promised_by_s is None else promised_by_s - self._clock.now_s
         request = RouteRequest(
             job.prompt_tokens, job.max_tokens, job.rank.priority, job.flow, job.weight, due_s
         )
@@ -104,7 +120,7 @@ class FrontDesk:
         if self.directory is not None and job.blocks:
             sent = self.directory.expect(1 << choice.replica, job.blocks)
         self._placements[job.index] = Placement(book, uncached, sent)
-        job.replica = replica.index
+        job.replica, job.replica_name = replica.index, book.name
         return replica
 
     def began(self, job: SimJob) -> None:
@@ -128,6 +144,8 @@ class FrontDesk:
         book.began(job, uncached)
         if sent is not None and self.directory is not None:
             self.directory.settle(sent)
+        if self._listener is not None:
+            self._listener.began(job)
         self._note(book)
 
     def _note_ended(self, job: SimJob, answer_tokens: int) -> None:
@@ -139,6 +157,8 @@ class FrontDesk:
         number = self._numbers[book.name]
         book.set_reuse(0.0 if self._replicas[number].has_room else 1.0)
         self._changed.add(number)
+        if self._listener is not None:
+            self._listener.changed()
 
     def _candidates(self, request: RouteRequest, warm: Sequence[Warm]) -> list[Candidate]:
         books = self._books

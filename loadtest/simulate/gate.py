@@ -1,12 +1,15 @@
 """In front of the fleet: who is let in now, who waits for a better moment, and who is refused.
 
-`policies.admission` judges; how those wait whom it tells to is as in `gateway.slo`: looked at when
-something has changed at the replicas, by class, then by what was let through for each flow by
-weight, then by what is due. Nobody is told to come again: traces have no clients that would.
+`policies.admission` judges, corrected by `policies.prediction_biases`. How those wait whom it tells
+to is as in `gateway.slo`: looked at when something has changed at the replicas, by class, then by
+what was let through for each flow by weight, then by what is due; each for as long as its tenant
+says, and so many of them as there is room for. Nobody is told to come again: traces have no clients
+that would.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from loadtest.simulate.clock import Clock
 from loadtest.simulate.desk import Choice, FrontDesk
 from loadtest.simulate.job import SimJob
 from policies.admission import Ruling, Verdict, Wish, judge, judge_waiting
-from policies.prediction_bias import PredictionBias
+from policies.prediction_biases import PredictionBiases
 from policies.routing import Prediction
 from policies.slo import Slo
 
@@ -23,6 +26,7 @@ _LEAST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.25
 _HEADS_PER_LOOK = 16
 _MOST_WAITING = 1024
+_MOST_WAITING_TOKENS = 4 << 20
 
 _Place = tuple[int, bytes]
 """A priority and a flow."""
@@ -50,12 +54,18 @@ class Gate:
         self._admit = admit
         self._refuse = refuse
         self._lines: dict[_Place, list[SimJob]] = {}
+        self._waiting: dict[SimJob, Ruling] = {}  # with what was last found
+        self._waiting_tokens = 0
         self._served: dict[_Place, float] = {}
-        self.waiting = 0
-        """How many wait here."""
-        self._looks_at_s = float("inf")
+        self._looks_at_s = math.inf
         self._looked_s = 0.0
-        self._biases: dict[tuple[int, int, bytes], PredictionBias] = {}
+        self._biases = PredictionBiases()
+        desk.listen(self)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait here."""
+        return len(self._waiting)
 
     def arrive(self, job: SimJob) -> None:
         """Somebody has come."""
@@ -64,42 +74,80 @@ class Gate:
         self.rulings[ruling.verdict] += 1
         if ruling.verdict is Verdict.ADMIT:
             self._admit(job, choice)
-        elif ruling.verdict is Verdict.QUEUE and self.waiting < _MOST_WAITING:
-            self._add(job)
+            self.changed()
+        elif ruling.verdict is Verdict.QUEUE and self._may_wait(job):
+            self._add(job, ruling)
         else:
             self._refuse(job, ruling)
 
-    def began(self, job: SimJob, replica: int) -> None:
-        """Somebody who was admitted has its first token."""
-        now_s = self._clock.now_s
-        for flow in (b"", job.flow):
-            key = replica, job.rank.priority, flow
-            bias = self._biases.get(key)
-            if bias is None:
-                bias = self._biases[key] = PredictionBias()
-            bias.observe(job.predicted_s, now_s - job.placed_s, now_s)
-            if not job.flow:
-                break
-        self.changed()
+    def began(self, job: SimJob) -> None:
+        """It is heard of somebody who was admitted that its first token has come."""
+        assert job.first_s is not None
+        self._biases.observe(
+            job.replica_name,
+            job.rank.priority,
+            job.flow,
+            predicted_s=job.predicted_s,
+            actual_s=job.first_s - job.placed_s,
+            now_s=self._clock.now_s,
+        )
 
     def changed(self) -> None:
         """Something at the replicas is other than before."""
-        if self.waiting:
-            self._look_at(max(self._clock.now_s, self._looked_s + _LEAST_PAUSE_S))
+        if self._waiting:
+            self._look_at(self._looked_s + _LEAST_PAUSE_S)
 
-    def _add(self, job: SimJob) -> None:
-        place = job.rank.priority, job.flow
+    def _may_wait(self, job: SimJob) -> bool:
+        """Whether one more may; if need be, who is less urgent goes for it."""
+        if not self._slos[job.tenant].max_queue_s > 0 or job.prompt_tokens > _MOST_WAITING_TOKENS:
+            return False
+        room_for = _MOST_WAITING_TOKENS - job.prompt_tokens
+        while len(self._waiting) >= _MOST_WAITING or self._waiting_tokens > room_for:
+            last = max(self._waiting, key=_dispensable)
+            if last.rank.priority <= job.rank.priority:
+                return False
+            ruling = self._waiting[last]
+            self._leave(last)
+            self._refuse(last, ruling._replace(verdict=Verdict.SHED, reason="places"))
+        return True
+
+    def _add(self, job: SimJob, ruling: Ruling) -> None:
+        place = _place(job)
         line = self._lines.get(place)
         if line is None:
             rivals = [self._served[each] for each in self._lines if each[0] == place[0]]
             before = self._served.get(place, 0.0)
             self._served[place] = max(before, min(rivals, default=before))
             line = self._lines[place] = []
-        insort(line, job, key=_due)
-        self.waiting += 1
-        self._look_at(self._clock.now_s + _LONGEST_PAUSE_S)
+        insort(line, job, key=_due_s)
+        self._waiting[job] = ruling
+        self._waiting_tokens += job.prompt_tokens
+        now_s = self._clock.now_s
+        self._clock.at(now_s + self._slos[job.tenant].max_queue_s, lambda _: self._give_up(job))
+        self._look_at(now_s + _LONGEST_PAUSE_S)
+
+    def _give_up(self, job: SimJob) -> None:
+        """It has waited for as long as it may, if it still does."""
+        ruling = self._waiting.get(job)
+        if ruling is not None:
+            self._leave(job)
+            self._refuse(job, ruling._replace(verdict=Verdict.SHED))
+
+    def _leave(self, job: SimJob) -> None:
+        """It waits no longer; who is behind it is looked at."""
+        place = _place(job)
+        line = self._lines[place]
+        line.remove(job)
+        if not line:
+            del self._lines[place]
+        del self._waiting[job]
+        self._waiting_tokens -= job.prompt_tokens
+        if not self._waiting:
+            self._served.clear()
+        self.changed()
 
     def _look_at(self, when_s: float) -> None:
+        when_s = max(when_s, self._clock.now_s)
         if when_s < self._looks_at_s:
             self._looks_at_s = when_s
             self._clock.at(when_s, self._look)
@@ -108,44 +156,31 @@ class Gate:
         now_s = self._clock.now_s
         if now_s < self._looks_at_s:
             return  # planned before one that was sooner
-        self._looked_s, self._looks_at_s = now_s, float("inf")
+        self._looked_s, self._looks_at_s = now_s, math.inf
+        if not self._waiting:
+            return
+        self._look_at(now_s + _LONGEST_PAUSE_S)
         order = sorted(self._lines, key=lambda place: (place[0], self._served[place]))
         for place in order[:_HEADS_PER_LOOK]:
             job = self._lines[place][0]
             choice = self._desk.choose(job)
             ruling = judge_waiting(self._corrected(job, choice), self._wish(job))
+            self._waiting[job] = ruling
             if ruling.verdict is Verdict.QUEUE:
-                slo = self._slos[job.tenant]
-                if now_s - job.arrived_s < slo.max_queue_s:
-                    continue
-                ruling = ruling._replace(verdict=Verdict.SHED)
-            self._remove(place)
+                continue
             if ruling.verdict is Verdict.ADMIT:
-                if self._lines:
-                    before = self._served.get(place, 0.0)
-                    self._served[place] = before + job.prompt_tokens / job.weight
+                self._served[place] += job.prompt_tokens / job.weight
+                self._leave(job)
                 self._admit(job, choice)
                 break
+            self._leave(job)
             self._refuse(job, ruling)
-        if self.waiting:
-            self._look_at(now_s + _LONGEST_PAUSE_S)
-
-    def _remove(self, place: _Place) -> None:
-        line = self._lines[place]
-        del line[0]
-        self.waiting -= 1
-        if not line:
-            del self._lines[place]
-        if not self._lines:
-            self._served.clear()
 
     def _corrected(self, job: SimJob, choice: Choice) -> Prediction:
         queue_s, load_s, prefill_s = choice.prediction
-        priority = job.rank.priority
-        bias = self._biases.get((choice.replica, priority, job.flow))
-        if bias is None:
-            bias = self._biases.get((choice.replica, priority, b""))
-        factor = 1.0 if bias is None else bias.factor(self._clock.now_s)
+        factor = self._biases.factor(
+            choice.candidate.name, job.rank.priority, job.flow, self._clock.now_s
+        )
         return Prediction(factor * queue_s, factor * load_s, factor * prefill_s)
 
     def _wish(self, job: SimJob) -> Wish:
@@ -156,11 +191,19 @@ class Gate:
         return Wish(
             ttft_s=slo.ttft_s,
             timeout_s=None,
-            elapsed_s=self._clock.now_s - job.arrived_s,
+            elapsed_s=self._clock.now_s - job.asked_s,
             max_queue_s=self._max_queue_s,
             on_overload=on_overload,
         )
 
 
-def _due(job: SimJob) -> float:
-    return job.due_s
+def _place(job: SimJob) -> _Place:
+    return job.rank.priority, job.flow
+
+
+def _due_s(job: SimJob) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s
+
+
+def _dispensable(job: SimJob) -> tuple[int, float]:
+    return job.rank.priority, _due_s(job)

@@ -17,6 +17,7 @@ class SimJob:
     __slots__ = (
         "answer_tokens",
         "arrived_s",
+        "asked_s",
         "begun",
         "blocks",
         "cached_blocks",
@@ -40,12 +41,14 @@ class SimJob:
         "predicted_s",
         "prepaid",
         "private",
+        "promised_by_s",
         "prompt_blocks",
         "prompt_tokens",
         "published",
         "rank",
         "ready_s",
         "replica",
+        "replica_name",
         "rest",
         "shipped",
         "tag",
@@ -69,20 +72,28 @@ class SimJob:
         ttft_s: float | None,
         tpot_s: float | None,
         reads_cache: bool = True,
+        by_deadline: bool = True,
     ) -> None:
-        """`index` numbers the requests in the order of arrival, `tenant` the tenants."""
+        """`index` numbers the requests in the order of arrival, `tenant` the tenants. Without
+        `by_deadline`, its place in line is that of its arrival, whatever it was promised."""
         self.index = index
         self.tenant = tenant
         self.prompt_tokens = request.prompt_tokens
-        self.answer_tokens = self.max_tokens = request.output_tokens
+        # a trace's answer of no token is sent as one of one token, and counts as that
+        self.answer_tokens = self.max_tokens = max(1, request.output_tokens)
         self.prompt_blocks = len(request.blocks)
         self.blocks: Sequence[int] = request.blocks if reads_cache else ()
+        self.asked_s = request.at_s
+        """When it was sent."""
         self.arrived_s = request.at_s
+        """When it came to where it is now."""
         self.rank = Rank(priority, index)
         self.flow = flow
         self.weight = weight
         self.tpot_s = tpot_s
-        self.deadline_s = None if ttft_s is None else request.at_s + ttft_s
+        self.promised_by_s = None if ttft_s is None else request.at_s + ttft_s
+        """When its first token was promised."""
+        self.deadline_s = self.promised_by_s if by_deadline else None
         self.due_s = due_s(request.at_s, self.deadline_s, request.at_s)
         self.known = request.prompt_tokens
         self.computed = 0
@@ -96,6 +107,7 @@ class SimJob:
         self.turn = 0.0
         self.first_s: float | None = None
         self.replica = -1
+        self.replica_name = ""
         """Where it was sent."""
         self.placed_s = 0.0
         self.predicted_s = 0.0
@@ -121,3 +133,9 @@ class SimJob:
         """As a stream: the number of the replica's step that ends its answer."""
         self.phase = 0
         """As a stream: in which of so many steps as a block has tokens it takes one more page."""
+
+    def arrive(self, now_s: float, arrival: int) -> None:
+        """It has come to a replica, as the `arrival`th."""
+        self.arrived_s = now_s
+        self.due_s = due_s(now_s, self.deadline_s, now_s)
+        self.rank = Rank(self.rank.priority, arrival)

@@ -59,7 +59,6 @@ class JobPages:
         nodes = job.nodes = [pool.blocks[block_id] for block_id in job.blocks[: min(found, whole)]]
         for node in nodes:
             pool.hold(node)
-            node.hits += 1
         job.pages = -(-job.known // size)
         job.private = job.pages - len(nodes)
         job.computed = job.known - 1 if job.shipped else min(found * size, job.known - 1)
@@ -83,12 +82,8 @@ class JobPages:
         first, end = job.published, min(blocks, len(ids))
         if end <= first:
             return
-        savings_s = self._tiers.savings_s(end)
-        parent = ids[first - 1] if first else None
-        for index in range(first, end):
-            block_id = ids[index]
-            nodes.append(pool.publish(block_id, parent, savings_s[index]))
-            parent = block_id
+        pool.publish_chain(ids, range(first, end), self._tiers.savings_s(end), nodes)
+        for block_id in ids[first:end]:
             if leaders.get(block_id) is job:
                 del leaders[block_id]
         job.private -= end - first

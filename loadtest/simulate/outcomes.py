@@ -120,7 +120,7 @@ class Outcomes:
         self._reason[index] = reason
         self._tenant[index] = job.tenant
         self._prompt_tokens[index] = job.prompt_tokens
-        self._arrived_s[index] = job.arrived_s
+        self._arrived_s[index] = job.asked_s
         self._ended_s[index] = now_s
 
 

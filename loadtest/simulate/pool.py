@@ -96,6 +96,29 @@ class BlockPool:
         self._attach(block)
         return block
 
+    def publish_chain(
+        self, ids: Sequence[int], blocks: range, savings_s: Sequence[float], nodes: list[Block]
+    ) -> None:
+        """`publish` the `blocks` of a prompt that has these ids, and add them to `nodes`. What is
+        saved goes by their places."""
+        here, children, stored = self.blocks, self._children, self._stored
+        parent = ids[blocks.start - 1] if blocks.start else None
+        for index in blocks:
+            block_id = ids[index]
+            block = here.get(block_id)
+            if block is None:
+                here[block_id] = block = Block(block_id, parent, 1, savings_s[index])
+                block.holds = 1
+                if parent is not None:
+                    children[parent] = children.get(parent, 0) + 1
+                if stored is not None:
+                    stored(block_id)
+            else:
+                self.hold(block)
+                self.free += 1
+            nodes.append(block)
+            parent = block_id
+
     def hold(self, block: Block) -> None:
         """One more holder."""
         if not block.holds:

@@ -23,6 +23,7 @@ from loadtest.simulate.spec import SimSpec
 from loadtest.simulate.streams import StreamSet
 from loadtest.simulate.stretch import Stretch
 from loadtest.simulate.tiers import ReplicaTiers
+from policies.batch_lobby import BatchLobby
 from policies.cost import StepShape
 from policies.meter import Meter, place
 from policies.scheduling import Rank, pick_victim
@@ -63,7 +64,7 @@ class Replica:
         self.pool = tiers.device
         self.busy_s = 0.0
         self.line_s = 0.0
-        """Sum over jobs of the time until they were first let in."""
+        """Sum over jobs of the time in its line, until they were first let in."""
         self.preemptions = 0
         self._spec = spec
         self._cost = spec.cost
@@ -81,8 +82,10 @@ class Replica:
         self._prefilling: list[SimJob] = []
         self._streams = StreamSet(block_tokens)
         self._pages = JobPages(tiers, block_tokens, keeps_answers=spec.prompt_cache)
-        self._batching = spec.batching
-        self._batch_places = 0
+        self._lobby = (
+            None if spec.batching.continuous else BatchLobby[SimJob](spec.batching, self._meter)
+        )
+        self._arrivals = 0
         self._random = Random(f"{spec.seed}/{index}") if spec.noise else None
         # the step, or the stretch of steps, that is under way
         self._plan: list[tuple[SimJob, int]] = []
@@ -100,7 +103,13 @@ class Replica:
     @property
     def sequences(self) -> tuple[int, int]:
         """How many run, and how many wait."""
-        return len(self._running), len(self._line)
+        lobby = 0 if self._lobby is None else len(self._lobby)
+        return len(self._running), len(self._line) + lobby
+
+    @property
+    def _in_batch(self) -> int:
+        """Of the batch that runs, those that have not ended, the preempted included."""
+        return len(self._running) + len(self._line)
 
     @property
     def has_room(self) -> bool:
@@ -109,10 +118,15 @@ class Replica:
 
     def submit(self, job: SimJob) -> None:
         """One more in line."""
+        self._arrivals += 1
+        job.arrive(self._clock.now_s, self._arrivals)
         if not job.shipped:
             self.tiers.look_up(job)
-        self._pages.foresee(job, self._pages.found(job))
-        self._line.add(job)
+        self._foresee(job)
+        if self._lobby is None:
+            self._line.add(job)
+        else:
+            self._lobby.add(job)
         if job.ready_s > self._clock.now_s:
             self._clock.at(job.ready_s, lambda _: self._landed(job))
         elif len(self._running) < self._spec.max_running or self._behind(job.rank.priority):
@@ -122,6 +136,7 @@ class Replica:
         """Raise AssertionError unless nothing is here, and the books agree."""
         assert not self._running, "somebody still runs"
         assert not len(self._line), "somebody still waits"
+        assert not self._lobby, "somebody still waits for a batch"
         self._streams.check_empty()
         self._pages.check_integrity([])
 
@@ -154,6 +169,9 @@ class Replica:
         plan.clear()
         self._stretch = None
         self._preempted_before = self.preemptions
+        if self._lobby:  # is there one, and somebody in it
+            for job in self._lobby.take_batch(now_s, self._in_batch):
+                self._line.add(job)
         if streams.count:
             while (pages := streams.pages(1, 1)) > self.pool.available:
                 self._preempt(self._victim())
@@ -246,26 +264,19 @@ class Replica:
             return iter(())
         if len(running) >= self._spec.max_running and not self._behind(line.priorities[0]):
             return iter(())
-        if not self._batching.continuous and self._batch_places <= 0:
-            eldest_s = min(job.arrived_s for job in line)
-            let_in = len(running) + sum(job.begun for job in line)
-            self._batch_places = self._batching.admits(now_s, len(line), eldest_s, let_in)
-            if not self._batch_places and not any(job.begun for job in line):
-                return iter(())
         return line.in_order(now_s)
 
     def _next_head(self, head: SimJob, line: Iterator[SimJob], budget: StepBudget) -> SimJob | None:
         """Let the head of the line in. Returns the next one; None if that is all for this step."""
         priority = head.rank.priority
-        if not self._batching.continuous and self._batch_places <= 0 and not head.begun:
-            return None
         if self.preemptions != self._preempted_before and not self._behind(priority):
             return None
         if head.ready_s > self._clock.now_s:
             return next(line, None)
-        found = self._pages.found(head)
-        if self._pages.follows(head, found):
-            self._pages.foresee(head, found)
+        found, loadable = self._find(head)
+        follows = self._pages.follows(head, found + loadable)
+        self._pages.foresee(head, found + loadable)
+        if follows:
             return next(line, None)
         while len(self._running) >= self._spec.max_running or not self._pages.fits(
             head, found, 1 if self._running else 0
@@ -274,11 +285,20 @@ class Replica:
             if not behind:
                 return None
             self._preempt(max(behind, key=_rank))
-            found = self._pages.found(head)
-        self._let_in(head, found)
+            found, loadable = self._find(head)
+        self._let_in(head, found, loadable)
         if head in self._prefilling:
             self._prefill(head, budget)
         return next(line, None)
+
+    def _find(self, job: SimJob) -> tuple[int, int]:
+        """How many of its first blocks are on the device, and how many behind those to load."""
+        found = self._pages.found(job)
+        return found, self.tiers.loadable(job, found) if found < len(job.blocks) else 0
+
+    def _foresee(self, job: SimJob) -> None:
+        """What it will compute, as one who comes to wait."""
+        self._pages.foresee(job, self.tiers.here(job, self._pages.found(job)))
 
     def _behind(self, priority: int) -> list[SimJob]:
         """Who runs and makes room for one of this priority."""
@@ -293,14 +313,9 @@ class Replica:
         running = self._preemptible()
         return running[pick_victim([job.rank for job in running])]
 
-    def _let_in(self, job: SimJob, found: int) -> None:
-        now_s, tiers = self._clock.now_s, self.tiers
+    def _let_in(self, job: SimJob, found: int, loadable: int) -> None:
         if not job.begun:
-            self._batch_places -= 1
-            self.line_s += now_s - job.arrived_s
-        loadable = 0
-        if found < len(job.blocks) and not job.shipped:
-            loadable = tiers.loadable(job, found)
+            self.line_s += self._clock.now_s - job.arrived_s
         before = job.known - 1 if job.shipped else (found + loadable) * self._block_tokens
         self._meter.begin(job, before)
         self._line.remove(job)
@@ -310,7 +325,7 @@ class Replica:
             job.tiers = job.tiers or (0, 0, 0)
             self._streams.join(job)
         elif loadable:
-            done_s = tiers.copy_up(job.blocks[found : found + loadable])
+            done_s = self.tiers.copy_up(job.blocks[found : found + loadable])
             self._clock.at(done_s, lambda _: self._loaded(job, found, found + loadable))
         else:
             self._start(job, found, found)
@@ -332,6 +347,8 @@ class Replica:
             redis = min(landed * size, cached - device)
             job.tiers = (device, cached - device - redis, redis)
             job.cached_blocks = found
+            for node in job.nodes:
+                node.hits += 1
         self._prefilling.append(job)
 
     def _prefill(self, job: SimJob, budget: StepBudget) -> None:
@@ -403,16 +420,14 @@ class Replica:
         job.shipped = False
         job.computed = 0
         self.preemptions += 1
-        self._pages.foresee(job, self._pages.found(job))
+        self._foresee(job)
         self._line.add(job)
 
     def _wake_for_batch(self) -> None:
-        """Nothing runs; those who wait may be a batch later."""
-        line = self._line
-        if self._batching.continuous or not len(line):
+        """No step is made; those who wait may be a batch later."""
+        if self._lobby is None:
             return
-        eldest_s = min(job.arrived_s for job in line)
-        due_s = self._batching.next_due_s(len(line), eldest_s, 0)
+        due_s = self._lobby.next_due_s(self._in_batch)
         if due_s is not None:
             self._clock.at(due_s, self._look)
 

@@ -37,8 +37,9 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """`ideal_hit_rate` is that of one endless cache; `simulated_s` the time from the first arrival
-    to the last end, `wall_s` what simulating it took."""
+    """`ideal_hit_rate` is that of one endless cache which all asked who were let in: nobody finds
+    more. `simulated_s` is the time from the first arrival to the last end, `wall_s` what simulating
+    it took."""
 
     run: Run
     spec: SimSpec
@@ -110,6 +111,7 @@ def as_json(result: SimResult) -> dict[str, Any]:
             "min": min(busy, default=0.0),
             "max": max(busy, default=0.0),
         },
+        "tenants": _tenants(columns, kept, run, simulated_s),
         "steps": work.steps,
         "preemptions": work.preemptions,
         "loads": work.loads,
@@ -121,6 +123,30 @@ def as_json(result: SimResult) -> dict[str, Any]:
         "simulated_s": simulated_s,
         "wall_s": result.wall_s,
     }
+
+
+def _tenants(
+    columns: Columns, kept: NDArray[np.bool_], run: Run, simulated_s: float
+) -> dict[str, dict[str, Any]]:
+    """Each by its name. `share_of_work` is its part of all that was computed, tokens of prompts and
+    answers, for what was answered before the last request came: later nobody has to share."""
+    ok = columns.ok
+    timely = ok & (columns.ended_s <= columns.sent_s.max(initial=0.0))
+    cached = np.nan_to_num(columns.cached_tokens)
+    work = np.where(timely, columns.prompt_tokens - cached + columns.output_tokens, 0.0)
+    weights = {tenant.name: tenant.weight for tenant in run.tenants}
+    found: dict[str, dict[str, Any]] = {}
+    for name, rows in columns.tenant.groups().items():
+        own = ok[rows]
+        found[name] = {
+            "weight": weights[name],
+            "requests": len(own),
+            "answered": int(own.sum()),
+            "goodput_rps": float(kept[rows].sum()) / simulated_s if simulated_s else 0.0,
+            "share_of_work": float(work[rows].sum() / work.sum()) if work.any() else 0.0,
+            "ttft_ms": _spread(columns.ttft_s[rows][own]),
+        }
+    return found
 
 
 def _kept(columns: Columns, run: Run) -> NDArray[np.bool_]:

@@ -41,7 +41,7 @@ def simulate(trace: Trace, spec: SimSpec, *, tell: Tell = lambda _: None) -> Sim
 
     The same trace and spec give the same result. `tell` hears how far it is. Raises ValueError for
     requests that are not in the order of their times, of a tenant that the trace does not name, or
-    without a prompt or an answer, and for a device that holds no block.
+    without a prompt or with too many blocks for it, and for a device that holds no two blocks.
     """
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     began_s = time.perf_counter()
@@ -147,7 +147,6 @@ class Simulation:
             while clock.next_s <= latest_s:
                 clock.step()
             clock.now_s = latest_s
-            self._ideal.ask(request.blocks)
             self._timeline.pass_by(latest_s)
             self._arrive(index, request)
             if index % _TELL_EVERY == 0:
@@ -203,8 +202,6 @@ class Simulation:
     def began(self, job: SimJob) -> None:
         """See `replica.Watcher.began`."""
         self._desk.began(job)
-        if self._gate is not None:
-            self._gate.began(job, job.replica)
 
     def ended(self, job: SimJob) -> None:
         """See `replica.Watcher.ended`."""
@@ -215,8 +212,6 @@ class Simulation:
             tokens -= 1
         desk.ended(job, tokens)
         self._outcomes.done(job, self._clock.now_s)
-        if self._gate is not None:
-            self._gate.changed()
 
     def moves(self, job: SimJob) -> bool:
         """See `replica.Watcher.moves`."""
@@ -224,8 +219,6 @@ class Simulation:
         if split is None:
             return False
         self._desk.ended(job, 1)
-        if self._gate is not None:
-            self._gate.changed()
         moved_s = split.latency_s + split.token_s * job.prompt_tokens
         self._clock.at(self._clock.now_s + moved_s, lambda _: self._generate(job))
         return True
@@ -242,8 +235,10 @@ class Simulation:
             raise ValueError(
                 f"request {index} is of {request.tenant}, whom the trace does not name"
             )
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ValueError(f"request {index} has no prompt or no answer")
+        if request.prompt_tokens < 1:
+            raise ValueError(f"request {index} has no prompt")
+        if (len(request.blocks) - 1) * self._trace.block_tokens >= request.prompt_tokens:
+            raise ValueError(f"request {index} has more blocks than its prompt fills")
         tenant = self._tenants[number]
         fair = self._spec.fair
         job = SimJob(
@@ -256,18 +251,21 @@ class Simulation:
             ttft_s=tenant.slo.ttft_s,
             tpot_s=tenant.slo.tpot_s,
             reads_cache=self._spec.prompt_cache,
+            by_deadline=fair,
         )
-        if request.prompt_tokens + request.output_tokens > self._longest_tokens:
+        if job.prompt_tokens + job.answer_tokens > self._longest_tokens:
             self._outcomes.refused(job, TOO_LONG, self._clock.now_s)
         elif self._gate is not None:
             self._gate.arrive(job)
         else:
-            self._admit(job, self._desk.choose(job))
+            self._ideal.ask(request.blocks)
+            self._desk.place(job, self._desk.choose(job)).submit(job)
 
     def _admit(self, job: SimJob, choice: Choice) -> None:
-        if self._gate is not None:
-            job.placed_s = self._clock.now_s
-            job.predicted_s = choice.prediction.ttft_s
+        """The gate lets it in."""
+        self._ideal.ask(self._trace.requests[job.index].blocks)
+        job.placed_s = self._clock.now_s
+        job.predicted_s = choice.prediction.ttft_s
         self._desk.place(job, choice).submit(job)
 
     def _refuse(self, job: SimJob, ruling: Ruling) -> None:
@@ -280,6 +278,7 @@ class Simulation:
         desk = self._second_desk
         assert desk is not None
         job.shipped = True
+        job.begun = False
         job.tag = None
         job.rest = None
         replica = desk.place(job, desk.choose(job))
@@ -329,9 +328,14 @@ def _settings(spec: SimSpec) -> dict[str, str]:
         "directory_delay_s": str(spec.directory_delay_s),
         "admission": str(spec.admission),
         "fair": str(spec.fair),
+        "shortlist": str(spec.shortlist),
+        "max_queue_s": str(spec.max_queue_s),
         "batching": spec.batching.mode.value,
         "oracle": str(spec.oracle),
         "noise": str(spec.noise),
         "seed": str(spec.seed),
     }
+    if not spec.batching.continuous:
+        window_s = spec.batching.due_s(0.0)
+        settings["batching"] += f", {spec.batching.size} within {window_s:g} s"
     return settings | {name: repr(value) for name, value in spec.cost._asdict().items()}

@@ -7,7 +7,6 @@ pushed out (`policies.tiering.WriteWorth`), what is worth loading when a prompt 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from loadtest.simulate.clock import Clock
@@ -15,10 +14,12 @@ from loadtest.simulate.directory import BlockDirectory, Place, TellOf
 from loadtest.simulate.job import SimJob
 from loadtest.simulate.pool import Block, BlockPool
 from loadtest.simulate.redis_tier import RedisTier
+from loadtest.simulate.sightings import Sightings
 from policies.cost import CostModel
 from policies.tiering import WriteWorth, choose_load, probe_is_worth
 
-_REMEMBERED_BLOCKS = 32_768
+_ENGINE_BLOCK_TOKENS = 16
+"""What the engine's blocks have: `WriteWorth` counts those, of which a trace's may be many."""
 
 
 class ReplicaTiers:
@@ -64,12 +65,15 @@ class ReplicaTiers:
         self._move_s = {
             tier: cost.load_s(tier, 1) - cost.load_s(tier, 0) for tier in ("dram", "redis")
         }
-        below = dram_blocks or (redis.total if redis is not None else 0)
-        self._device_worth = WriteWorth.over(below)
-        self._dram_worth = WriteWorth.over(redis.total if redis is not None else 0)
+        self._per_block = per_block = max(1, round(block_tokens / _ENGINE_BLOCK_TOKENS))
+        below = per_block * dram_blocks
+        self._worths = {place: WriteWorth.over(below) for place in Place}
+        self._sightings = Sightings(
+            block_tokens,
+            asked_again=lambda place: self._worths[place].asked_again(per_block),
+            forgotten=lambda place: self._worths[place].forgotten(per_block),
+        )
         self._has_lower = bool(dram_blocks) or redis is not None
-        self._pushed_out: OrderedDict[int, Place] = OrderedDict()
-        self._seen: OrderedDict[int, int] = OrderedDict()
         self._copier_free_s = 0.0
 
     def savings_s(self, blocks: int) -> list[float]:
@@ -86,7 +90,7 @@ class ReplicaTiers:
         `job.ready_s`."""
         if not self._has_lower or not job.blocks:
             return
-        self._note_asked(job.blocks)
+        self._sightings.see(job.blocks)
         redis = self.redis
         if redis is None:
             return
@@ -113,9 +117,21 @@ class ReplicaTiers:
                 parent = job.blocks[index - 1] if index else None
                 self.dram.drop_in(job.blocks[index], parent, savings_s[index], 0)
 
+    def here(self, job: SimJob, on_device: int) -> int:
+        """How many of its first blocks are on the device, which has so many, or behind those in
+        DRAM."""
+        if self.dram is None:
+            return on_device
+        end, blocks, dram = on_device, job.blocks, self.dram.blocks
+        while end < len(blocks) and blocks[end] in dram:
+            end += 1
+        return end
+
     def loadable(self, job: SimJob, on_device: int) -> int:
         """How many blocks behind those on the device are worth copying up from host memory."""
         end, blocks = on_device, job.blocks
+        if not self._has_lower or job.shipped:
+            return 0
         dram = self.dram.blocks if self.dram is not None else {}
         while end < len(blocks) and (blocks[end] in dram or end in job.landed):
             end += 1
@@ -135,12 +151,21 @@ class ReplicaTiers:
         return self._copier_free_s
 
     def prompt_done(self, job: SimJob) -> None:
-        """A prompt is computed: what was asked for before goes to Redis at once."""
-        redis, seen = self.redis, self._seen
-        if redis is not None:
-            for block_id in job.blocks:
-                if seen.get(block_id, 0) > 1:
+        """A prompt is computed: what was asked for before goes down at once, to Redis through DRAM
+        if there is one, else to DRAM."""
+        if not self._has_lower:
+            return
+        redis, dram, times_seen = self.redis, self.dram, self._sightings.times_seen
+        parent: int | None = None
+        for index, block_id in enumerate(job.blocks):
+            if times_seen(block_id) > 1 and (redis is None or block_id not in redis):
+                if dram is not None:
+                    block = self.device.blocks.get(block_id)
+                    hits = 0 if block is None else block.hits
+                    dram.drop_in(block_id, parent, self.savings_s(index + 1)[index], hits)
+                if redis is not None:
                     redis.store(block_id)
+            parent = block_id
 
     def _below(self, blocks: Sequence[int]) -> tuple[int, int, list[str]]:
         """From which block on the device lacks a prompt, up to which the lower tiers have it, and
@@ -175,51 +200,30 @@ class ReplicaTiers:
         )
         return sum(blocks for _, blocks in runs[:kept])
 
-    def _note_asked(self, blocks: Sequence[int]) -> None:
-        seen, pushed_out = self._seen, self._pushed_out
-        for block_id in blocks:
-            came_from = pushed_out.pop(block_id, None) if pushed_out else None
-            if came_from is not None:
-                self._worth(came_from).asked_again()
-            seen[block_id] = seen.get(block_id, 0) + 1
-            seen.move_to_end(block_id)
-        while len(seen) > _REMEMBERED_BLOCKS:
-            seen.popitem(last=False)
-
-    def _worth(self, place: Place) -> WriteWorth:
-        return self._device_worth if place is Place.DEVICE else self._dram_worth
-
     def _pushed_from_device(self, block: Block) -> None:
         self._device_lost(block.id)
-        worth = self._device_worth
+        dram = self.dram
+        if dram is not None and block.id not in dram.blocks and self._is_worth(block, Place.DEVICE):
+            dram.drop_in(block.id, block.parent, block.saving_s, block.hits)
         self._note_pushed_out(block.id, Place.DEVICE)
-        if self.dram is None or block.id in self.dram.blocks:
-            return
-        move_s = self._move_s["dram"]
-        if worth.is_worth(hits=block.hits, saving_s=block.saving_s, load_s=move_s, store_s=move_s):
-            self.dram.drop_in(block.id, block.parent, block.saving_s, block.hits)
 
     def _pushed_from_dram(self, block: Block) -> None:
         self._dram_lost(block.id)
+        redis = self.redis
+        if redis is not None and block.id not in redis and self._is_worth(block, Place.DRAM):
+            redis.store(block.id)
         self._note_pushed_out(block.id, Place.DRAM)
-        if self.redis is None or block.id in self.redis:
-            return
-        move_s = self._move_s["redis"]
-        if self._dram_worth.is_worth(
+
+    def _is_worth(self, block: Block, place: Place) -> bool:
+        """Whether to write it one tier down."""
+        move_s = self._move_s["dram" if place is Place.DEVICE else "redis"]
+        return self._worths[place].is_worth(
             hits=block.hits, saving_s=block.saving_s, load_s=move_s, store_s=move_s
-        ):
-            self.redis.store(block.id)
+        )
 
     def _note_pushed_out(self, block_id: int, place: Place) -> None:
-        pushed_out = self._pushed_out
-        before = pushed_out.pop(block_id, None)
-        if before is not None:
-            self._worth(before).forgotten()
-        pushed_out[block_id] = place
-        self._worth(place).pushed_out()
-        if len(pushed_out) > _REMEMBERED_BLOCKS:
-            _, forgotten = pushed_out.popitem(last=False)
-            self._worth(forgotten).forgotten()
+        self._sightings.pushed_out(block_id, place)
+        self._worths[place].pushed_out(self._per_block)
 
 
 def _silent(_: int) -> None:
