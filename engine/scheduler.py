@@ -33,9 +33,9 @@ from typing import NamedTuple
 
 from cache.promotion import Found
 from cache.tiered_cache import TieredCache
-from engine.batch_lobby import BatchLobby
 from engine.sequence import Sequence
 from engine.sequence_pages import SequencePages
+from policies.batch_lobby import BatchLobby
 from policies.batching import CONTINUOUS, Batching
 from policies.floors import TURN_SHARE, ClassFloors
 from policies.meter import Meter, place
@@ -97,7 +97,7 @@ class Scheduler:
         self.loading: list[Sequence] = []
         self._meter = Meter()
         self.waiting = WaitingLine[Sequence](self._meter)
-        self._lobby = None if batching.continuous else BatchLobby(batching, self._meter)
+        self._lobby = None if batching.continuous else BatchLobby[Sequence](batching, self._meter)
         self._pages = SequencePages(cache, block_tokens)
         self._cost = cache.cost
         self._clock = clock

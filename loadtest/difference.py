@@ -25,6 +25,8 @@ ByRound = Mapping[int, float | None]
 """A contender's figure of each round that it was in; None where it has none."""
 
 _ALPHA = 0.05
+_TRIFLE, _TRIFLE_POINTS = 0.01, 0.5
+"""A difference that is surely smaller matters to nobody."""
 
 
 class Judgement(StrEnum):
@@ -63,6 +65,18 @@ class Difference:
         return found.low <= self.no_difference <= found.high
 
     @property
+    def trifle(self) -> bool:
+        """Whether a difference, if there is one, is surely below a hundredth of the other's, or for
+        shares below half a point."""
+        found = self.estimate
+        if found is None or found.low is None or found.high is None:
+            return False
+        if self.scale == "ratio":
+            return found.low >= 1 - _TRIFLE and found.high <= 1 + _TRIFLE
+        most = _TRIFLE_POINTS
+        return METRICS[self.metric].unit == "%" and found.low >= -most and found.high <= most
+
+    @property
     def gap(self) -> float | None:
         """Between the medians; None unless both are known."""
         if self.median is None or self.median_against is None:
@@ -84,6 +98,9 @@ class Difference:
             return f"{whose}: {has} of both, at least {FEWEST_PAIRS} give an interval"
         if found.low == found.high == self.no_difference:
             return f"{whose} is the same as {self.against}'s in all {found.pairs} rounds"
+        if self.trifle:
+            within = "1 %" if self.scale == "ratio" else "half a point"
+            return f"{whose} is within {within} of {self.against}'s: {self.interval()}"
         if self.judgement is Judgement.NONE:
             room = self.interval()
             shown = f"no difference from {self.against}'s that {found.pairs} rounds can show"
@@ -119,6 +136,7 @@ class Difference:
         if found.low is None:
             return value
         judged = "noise" if self.judgement is Judgement.NONE else self.judgement.value
+        judged = "same" if self.trifle else judged
         room = self.interval().removesuffix("×").removesuffix(self._measure())
         return f"{value} ({room}) {judged}"
 
@@ -167,7 +185,7 @@ def _p(one: Difference) -> float | None:
 
 
 def _judgement(one: Difference, p: float) -> Judgement:
-    if p >= _ALPHA or one.estimate is None:
+    if p >= _ALPHA or one.estimate is None or one.trifle:
         return Judgement.NONE
     more = one.estimate.value > one.no_difference
     better = more == METRICS[one.metric].higher_is_better

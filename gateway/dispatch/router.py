@@ -15,7 +15,6 @@ import structlog
 
 from cache.directory import Directory
 from gateway.dispatch.answers import AnswerLengths
-from gateway.dispatch.biases import PredictionBiases
 from gateway.dispatch.costs import ReplicaCosts
 from gateway.dispatch.load import LoadShare
 from gateway.dispatch.member import Condition, Member, ReplicaT_co
@@ -23,6 +22,7 @@ from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.warmer import Warmer
 from policies.cost import Coefficients
+from policies.prediction_biases import PredictionBiases
 from policies.routing import Candidate, RouteRequest, RoutingPolicy
 from policies.routing_policies import PredictedTtft
 
@@ -292,12 +292,19 @@ class Router(Generic[ReplicaT_co]):
         replica = receipt.candidate.name
         self._costs.answered(replica, began_s)
         if replica in self._members:
-            self._biases.observe(receipt, began_s)
+            self._biases.observe(
+                receipt.candidate.name,
+                receipt.request.priority,
+                receipt.request.flow,
+                predicted_s=receipt.predicted_ttft_s,
+                actual_s=began_s - receipt.decided_s,
+                now_s=began_s,
+            )
 
     def bias(self, replica: str, request: RouteRequest, now_s: float) -> float:
         """By how much first tokens have lately come later there than was predicted, for requests
         like this one, as a factor."""
-        return self._biases.factor(replica, request, now_s)
+        return self._biases.factor(replica, request.priority, request.flow, now_s)
 
     def _tell_watchers(self) -> None:
         self._newest = None

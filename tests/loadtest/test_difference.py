@@ -135,3 +135,21 @@ def test_only_rounds_that_have_both_are_pairs() -> None:
     assert found.median == 50.0
     assert found.cell() == "0.35×"
     assert found.judgement is Judgement.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("metric", "mine", "said"),
+    [
+        ("TTFT p50", [100.2, 100.3, 100.2], "is within 1 % of A's: 1.00–1.00×"),
+        ("cached share", [100.2, 100.2, 100.3], "is within half a point of A's"),
+    ],
+)
+def test_a_difference_that_is_surely_a_trifle_is_none(
+    metric: str, mine: list[float | None], said: str
+) -> None:
+    found = between(metric, [100.0, 100.0, 100.0], mine)
+    assert not found.noise
+    assert found.judgement is Judgement.NONE
+    assert said in str(found)
+    assert found.cell().endswith("same")
+    assert between(metric, [100.0, 100.0, 100.0], [103.0, 103.1, 103.0]).judgement in SHOWN
