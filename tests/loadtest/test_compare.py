@@ -171,7 +171,7 @@ async def test_a_comparison_goes_into_a_file_and_a_table() -> None:
         "100",
         "100",
         "110",
-        "1.00× (1.00–1.00) noise",
+        "1.00× (1.00–1.00) same",
         "1.10× (1.10–1.10) worse",
     )
 
