@@ -9,7 +9,7 @@ from heapq import nlargest
 from operator import attrgetter
 from types import TracebackType
 
-from gateway.dispatch.answers import AnswerLengths
+from policies.answer_lengths import AnswerLengths
 from policies.routing import Queued, Standing
 
 MOST_URGENT = 0

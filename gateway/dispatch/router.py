@@ -14,13 +14,13 @@ from typing import Generic, Protocol
 import structlog
 
 from cache.directory import Directory
-from gateway.dispatch.answers import AnswerLengths
 from gateway.dispatch.costs import ReplicaCosts
 from gateway.dispatch.load import LoadShare
 from gateway.dispatch.member import Condition, Member, ReplicaT_co
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.warmer import Warmer
+from policies.answer_lengths import AnswerLengths
 from policies.cost import Coefficients
 from policies.prediction_biases import PredictionBiases
 from policies.routing import Candidate, RouteRequest, RoutingPolicy

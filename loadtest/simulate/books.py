@@ -6,27 +6,9 @@ As `gateway.dispatch.load`, for a fleet with one gateway.
 from __future__ import annotations
 
 from loadtest.simulate.job import SimJob
+from policies.answer_lengths import AnswerLengths
 from policies.cost import Coefficients
 from policies.routing import NOTHING_CACHED, Candidate, Queued, Standing
-
-_REMEMBERED_ANSWERS = 50
-
-
-class Answers:
-    """How long answers are: a mean of which about the last 50 count; 0 before there is any."""
-
-    __slots__ = ("_count", "_mean", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._mean = 0.0
-        self._count = 0
-
-    def add(self, tokens: int) -> None:
-        """One more answer, which had so many."""
-        self._count = min(self._count + 1, _REMEMBERED_ANSWERS)
-        self._mean += (tokens - self._mean) / self._count
-        self.tokens = max(1, round(self._mean))
 
 
 class Book:
@@ -56,7 +38,7 @@ class Book:
         name: str,
         cost: Coefficients,
         max_running: int,
-        all_answers: Answers,
+        all_answers: AnswerLengths,
         *,
         detailed: bool,
     ) -> None:
@@ -70,7 +52,7 @@ class Book:
         self._reuse = 0.0
         self._queued: dict[tuple[int, bytes], Queued] = {}
         self._yielding: dict[int, int] = {}
-        self._answers = Answers()
+        self._answers = AnswerLengths()
         self._all_answers = all_answers
         self._detailed = detailed
         self._standing: Standing | None = None

@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.simulate.books import Answers, Book
+from loadtest.simulate.books import Book
 from loadtest.simulate.clock import Clock
 from loadtest.simulate.directory import BlockDirectory, Sent, Warm
 from loadtest.simulate.job import SimJob
 from loadtest.simulate.replica import Replica
 from loadtest.simulate.spec import SimSpec
+from policies.answer_lengths import AnswerLengths
 from policies.routing import Candidate, Prediction, RouteRequest
 from policies.routing_policies import BUILT_IN
 from policies.routing_prediction import predict
@@ -76,7 +77,7 @@ class FrontDesk:
         self._policy = BUILT_IN[policy]()
         self._random = Random(seed)
         self._delay_s = spec.report_delay_s
-        answers = Answers()
+        answers = AnswerLengths()
         self._books = [
             Book(f"r{each.index}", cost, spec.max_running, answers, detailed=detailed)
             for each in replicas

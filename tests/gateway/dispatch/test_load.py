@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dispatch.answers import AnswerLengths
 from gateway.dispatch.load import MOST_FLOWS, REST, Load
+from policies.answer_lengths import AnswerLengths
 from policies.routing import Queued, Standing
 
 steps = st.lists(
