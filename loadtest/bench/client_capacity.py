@@ -11,11 +11,10 @@ tokens come at once, as those of a full batch do. Both processes need a core to 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -25,6 +24,7 @@ from loadtest.bench.campaign import CampaignError
 from loadtest.live.client import run_load
 from loadtest.live.stream import StreamReader
 from loadtest.plan import Load, Session, Turn
+from loadtest.server_process import running_module
 from loadtest.stats.distribution import Distribution
 from loadtest.tables import Table, number
 from loadtest.target import Target
@@ -37,7 +37,6 @@ EVEN_GROUPS = 400
 """A beat each millisecond of the interval: the timers know no less."""
 BATCHES = 8
 _PROMPT = tuple(range(256, 288))
-_START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +115,12 @@ def delays_ms(reader: StreamReader) -> list[float]:
     return [(at_s - token_s) * 1e3 for at_s, token_s in zip(reader.times_s, written_s, strict=True)]
 
 
-@asynccontextmanager
-async def paced_server(pace: Pace) -> AsyncIterator[Endpoint]:
+def paced_server(pace: Pace) -> AbstractAsyncContextManager[Endpoint]:
     """One in a process of its own, killed at the end of the scope. Raises CampaignError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loadtest.paced_server"),
+    return running_module(
+        *("loadtest.paced_server", "the paced server"),
         *("--interval-ms", str(pace.interval_ms), "--groups", str(pace.groups)),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
     )
-    try:
-        if process.stdout is None:
-            raise AssertionError("its standard output is a pipe")
-        try:
-            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
-        except TimeoutError:
-            raise CampaignError(f"the paced server did not listen within {_START_S:g} s") from None
-        if not line.strip().isdigit():
-            raise CampaignError("the paced server did not start")
-        yield Endpoint("127.0.0.1", int(line), "/v1")
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def capacity_table(measured: Sequence[CapacityFigures]) -> Table:

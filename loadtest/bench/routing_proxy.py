@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from statistics import median
 
@@ -22,6 +22,7 @@ from loadtest.bench.closed_loop import exchange_all
 from loadtest.bench.completion import refusal
 from loadtest.forebay_server import KEY_VARIABLE, RunningServer, running_forebay
 from loadtest.process_tree import cpu_seconds
+from loadtest.server_process import running_module
 from loadtest.stats.distribution import Distribution
 from loadtest.stub_server import WORD
 from loadtest.target import Target
@@ -117,29 +118,9 @@ async def measure_proxy(tell: Tell, plan: ProxyPlan | None = None) -> list[Proxy
     return figures
 
 
-@asynccontextmanager
-async def running_stub() -> AsyncIterator[Endpoint]:
+def running_stub() -> AbstractAsyncContextManager[Endpoint]:
     """A stub in a process of its own, killed at the end of the scope. Raises CampaignError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "loadtest.stub_server"),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        if process.stdout is None:
-            raise AssertionError("its standard output is a pipe")
-        try:
-            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
-        except TimeoutError:
-            raise CampaignError(f"the stub did not listen within {_START_S:g} s") from None
-        if not line.strip().isdigit():
-            raise CampaignError("the stub did not start")
-        yield Endpoint("127.0.0.1", int(line), "/v1")
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+    return running_module("loadtest.stub_server", "the stub")
 
 
 def proxy_config(upstreams: Sequence[Endpoint]) -> str:
