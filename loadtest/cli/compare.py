@@ -11,16 +11,7 @@ import typer
 from loadtest.cli import options
 from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, end_if_failed, keep
-from loadtest.cli.wanted import (
-    Pace,
-    Wanted,
-    keys_of,
-    price_of,
-    run_settings,
-    slo_of,
-    this_command,
-    wanted,
-)
+from loadtest.cli.wanted import Pace, Wanted, manner_of, slo_of, wanted
 from loadtest.compare import Contender, check_terms
 from loadtest.compare import compare as run_in_turn
 from loadtest.comparison import DEFAULT_HEADLINE, Comparison
@@ -94,11 +85,10 @@ def compare(
             warm_up=warm_up,
         )
         first, warm = what.load(), what.warm_up_sessions()
-        manner = Manner(
-            command=this_command(what.seed),
-            keys=keys_of(first.tenants),
-            settings=run_settings(warm, timeout_s),
-            price=price_of(price),
+        manner = manner_of(
+            *(what, first.tenants, warm),
+            timeout_s=timeout_s,
+            price=price,
             usd_per_hour=usd_per_hour,
         )
 

@@ -13,16 +13,7 @@ from loadtest.attainment import promising
 from loadtest.cli import options
 from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, keep
-from loadtest.cli.wanted import (
-    Pace,
-    Wanted,
-    keys_of,
-    price_of,
-    run_settings,
-    slo_of,
-    this_command,
-    wanted,
-)
+from loadtest.cli.wanted import Pace, Wanted, manner_of, slo_of, wanted
 from loadtest.contenders import Source, checked, opened
 from loadtest.find_max import FoundMax, Measure
 from loadtest.find_max import find_max as search
@@ -114,11 +105,10 @@ def find_max(
                 f"--start-rate: there are not enough sessions for {start_rate:g}/s: take fewer "
                 f"--seconds, or {_floor(highest_rate)} at most"
             )
-        manner = Manner(
-            command=this_command(what.seed),
-            keys=keys_of(first.tenants),
-            settings=run_settings(warm, timeout_s),
-            price=price_of(price),
+        manner = manner_of(
+            *(what, first.tenants, warm),
+            timeout_s=timeout_s,
+            price=price,
             usd_per_hour=usd_per_hour,
         )
 

@@ -11,7 +11,7 @@ import typer
 from loadtest.cli import options
 from loadtest.cli.errors import INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, end_if_failed, keep, progress_bar, show_run
-from loadtest.cli.wanted import Pace, keys_of, price_of, run_settings, slo_of, this_command, wanted
+from loadtest.cli.wanted import Pace, manner_of, slo_of, wanted
 from loadtest.contenders import Source, checked, opened
 from loadtest.live.interrupt import stopped_by_interrupt
 from loadtest.measuring import Manner, measured
@@ -74,14 +74,13 @@ def run(
             warm_up=warm_up,
         )
         load, warm = what.load(), what.warm_up_sessions()
-        manner = Manner(
-            command=this_command(what.seed),
-            keys=keys_of(load.tenants),
-            settings=run_settings(warm, timeout_s),
-            price=price_of(price),
+        manner = manner_of(
+            *(what, load.tenants, warm),
+            timeout_s=timeout_s,
+            price=price,
             usd_per_hour=usd_per_hour,
-            check_repeats=check_repeats,
         )
+        manner = replace(manner, check_repeats=check_repeats)
 
     async def work() -> tuple[Run, bool, str | None]:
         async with opened([source], key=key, model=model, tell=say) as targets:

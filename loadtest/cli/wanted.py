@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.cli.errors import say
+from loadtest.measuring import Manner
 from loadtest.plan import Load, Session, TenantPlan
 from loadtest.stats.cost import parse_price
 from loadtest.vocabulary import DEFAULT_VOCABULARY, Vocabulary
@@ -23,7 +24,6 @@ from loadtest.workloads.plan_file import Plan, read_plan
 from loadtest.workloads.randomness import derived_seed
 from loadtest.workloads.registry import make_workload, parse_settings
 from loadtest.workloads.unique import Unique
-from policies.pricing import Price
 from policies.slo import Slo
 
 USUAL_WORKLOAD = "shared-prompts"
@@ -177,18 +177,32 @@ def slo_of(ttft_ms: float | None, tpot_ms: float | None, target: float | None) -
     return slo
 
 
-def price_of(text: str | None) -> Price | None:
-    """What an option says; None for none. Raises ValueError."""
+def manner_of(
+    what: Wanted,
+    tenants: Sequence[TenantPlan],
+    warm: Sequence[Session],
+    *,
+    timeout_s: float,
+    price: str | None,
+    usd_per_hour: float | None,
+) -> Manner:
+    """How its loads are measured, as options say; `warm` is what is sent before them. Raises
+    ValueError for a price that is none, and as `keys_of` does."""
+    requests = sum(len(session.turns) for session in warm)
     try:
-        return None if text is None else parse_price(text)
+        given = None if price is None else parse_price(price)
     except ValueError as error:
         raise ValueError(f"--price: {error}") from None
-
-
-def run_settings(warm: Sequence[Session], timeout_s: float) -> dict[str, str]:
-    """What else a reader wants to know of a run; `warm` is what was sent before it."""
-    requests = sum(len(session.turns) for session in warm)
-    return {"warm-up requests": str(requests), "time limit of an answer": f"{timeout_s:g} s"}
+    return Manner(
+        command=this_command(what.seed),
+        keys=keys_of(tenants),
+        settings={
+            "warm-up requests": str(requests),
+            "time limit of an answer": f"{timeout_s:g} s",
+        },
+        price=given,
+        usd_per_hour=usd_per_hour,
+    )
 
 
 def keys_of(tenants: Sequence[TenantPlan]) -> Mapping[str, str]:
