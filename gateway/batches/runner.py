@@ -144,7 +144,8 @@ class BatchRunner:
         return True
 
     async def _take_lines(self, tasks: asyncio.TaskGroup) -> None:
-        """Fill the places that are free, those tenants first that have the fewest lines here."""
+        """Fill the places that are free: those tenants first that have the fewest lines here, and
+        of these who was given the fewest in this pass, as lines may end while others are taken."""
         most = self._settings().batch.concurrency
         if self._draining or len(self._running) >= most:
             return
@@ -156,19 +157,21 @@ class BatchRunner:
             # whoever does not know the key leaves its batches to others: they may know it
             if (caller := self._find_caller(batch.tenant, batch.key)) is not None:
                 callers[batch] = caller
-        begun = 0
+        begun: Counter[str] = Counter()
         while callers and len(self._running) < most and not self._draining:
-            if begun >= most:
+            if begun.total() >= most:
                 self._lines_wanted.set()  # others may have come meanwhile, who have had nothing yet
                 return
             of_tenant = Counter(each.batch.tenant for each in self._running.values())
-            batch = min(callers, key=lambda each: (of_tenant[each.tenant], each.id))
+            batch = min(
+                callers, key=lambda each: (of_tenant[each.tenant], begun[each.tenant], each.id)
+            )
             tenants = len({each.tenant for each in callers})
             # half of an even share at a time, so that who has more lines takes what others leave
             share = max(1, (most - len(self._running)) // (2 * tenants))
             allowed = self._allowed(batch.id, share)
             taken = await self._lines.take(batch.id, allowed) if allowed else []
-            begun += len(taken)
+            begun[batch.tenant] += len(taken)
             for line in taken:
                 self._start(tasks, line, batch, callers[batch])
             if not taken:
