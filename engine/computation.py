@@ -16,6 +16,7 @@ from engine.request import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampled, Sampler
 from engine.scheduler import Chunk
+from engine.sequence import Sequence
 
 _log = logging.getLogger("forebay.engine")
 
@@ -37,10 +38,14 @@ class Computed(NamedTuple):
 
 
 class _Aside(NamedTuple):
-    """A step whose executor has paused; `ranges` are its chunks' logit rows."""
+    """A step whose executor has paused, by its chunks and their logit rows, less those whose
+    sequences have gone on without it since."""
 
-    chunks: Ordered[Chunk]
-    ranges: list[range]
+    rows: dict[Sequence, tuple[Chunk, range]]
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [chunk for chunk, _ in self.rows.values()]
 
 
 class Computation:
@@ -57,7 +62,13 @@ class Computation:
 
     def run(self, chunks: Ordered[Chunk]) -> list[Computed]:
         """Compute the chunks together; if that raises, each alone, so that only the culprit fails.
-        KV that a failed attempt wrote is simply written again."""
+        KV that a failed attempt wrote is simply written again.
+
+        Whoever is in a step that lies aside has no outcome from that any more.
+        """
+        if self._aside is not None:
+            for chunk in chunks:
+                self._aside.rows.pop(chunk.sequence, None)
         try:
             builder = self._batches if self._aside is None else self._batches_beside
             batch, ranges = builder.build(chunks)
@@ -73,7 +84,8 @@ class Computation:
             batch, ranges = self._batches.build(chunks)
             logits = cast(PausableExecutor, self._executor).start(batch)
             if logits is None:
-                self._aside = _Aside(chunks, ranges)
+                rows = zip(chunks, ranges, strict=True)
+                self._aside = _Aside({each[0].sequence: each for each in rows})
                 return None
             return self._outcomes(chunks, ranges, logits)
         except Exception as error:  # noqa: BLE001 - as in `run`
@@ -81,17 +93,18 @@ class Computation:
 
     def resume(self) -> list[Computed] | None:
         """Go on with the step that lies aside; None if it paused again."""
-        assert self._aside is not None
-        chunks, ranges = self._aside
+        aside = self._aside
+        assert aside is not None
         try:
             logits = cast(PausableExecutor, self._executor).resume()
             if logits is None:
                 return None
             self._aside = None
-            return self._outcomes(chunks, ranges, logits)
+            ranges = [rows for _, rows in aside.rows.values()]
+            return self._outcomes(aside.chunks, ranges, logits)
         except Exception as error:  # noqa: BLE001 - as in `run`
             self._aside = None
-            return self._each_alone(chunks, error)
+            return self._each_alone(aside.chunks, error)
 
     def _each_alone(self, chunks: Ordered[Chunk], error: Exception) -> list[Computed]:
         """After an attempt at all of them has failed. To be called where `error` is handled."""

@@ -415,15 +415,17 @@ class Engine:
             self._pauses.allow(priority, self._submitted)
         try:
             computed = self._computation.start(chunks)
-            while computed is None:
-                paused = time.perf_counter()
-                with self._scheduler.put_aside(chunks):
+            if computed is not None:
+                return computed, aside_s
+            with self._scheduler.put_aside(chunks):
+                while computed is None:
+                    paused = time.perf_counter()
                     self._run_beside(priority, allowance)
-                with self._wake:
-                    if not allowance.spent and not self._stopping:
-                        self._pauses.allow(priority, self._submitted)
-                aside_s += time.perf_counter() - paused
-                computed = self._computation.resume()
+                    with self._wake:
+                        if not allowance.spent and not self._stopping:
+                            self._pauses.allow(priority, self._submitted)
+                    aside_s += time.perf_counter() - paused
+                    computed = self._computation.resume()
         finally:
             with self._wake:
                 self._pauses.forbid()
@@ -431,7 +433,8 @@ class Engine:
 
     def _run_beside(self, priority: int, allowance: Allowance) -> None:
         """While a step lies aside: bring those to their first token who are more urgent than
-        `priority`, as far as allowed. Aborts and calls wait until that step is over."""
+        `priority`, as far as allowed, and streams one token further with each of them. Aborts and
+        calls wait until that step is over."""
         with self._wake:
             self._pauses.forbid()
         while not allowance.spent and self._take_newcomers():

@@ -9,7 +9,8 @@ prefill comes before its own; but not in its own turn, which a class gets now an
 (`policies.floors`).
 
 While a step lies aside half done, another one can be made of prompts that are more urgent than all
-of its own. It takes nothing from anybody who runs: slots and pages come from what is free.
+of its own. Streams do not wait for what lies aside: they get their token in the other one. That
+takes nothing from anybody who runs: slots and pages come from what is free.
 
 A sequence whose KV is on its way up from a lower tier is passed by until it is there: waiting while
 it is searched for, `loading` with its slot and pages while it is copied into them.
@@ -111,8 +112,8 @@ class Scheduler:
         self._planned: dict[Sequence, int] = {}  # the step's tokens by sequence, while it is made
         self._short_of_pages = False
         self._preempted_before = 0
-        self._aside: frozenset[Sequence] = frozenset()  # those in the step that lies aside
-        self._budget: StepBudget | None = None  # the last step's
+        self._aside: set[Sequence] | None = None  # those who wait for the step that lies aside
+        self._gone_on: list[list[int]] = []  # pages of those who did not
         self._open_to_all = True  # whether a class's turn kept the others out of it
 
     def add(self, sequence: Sequence) -> None:
@@ -167,9 +168,8 @@ class Scheduler:
             for sequence in self._lobby.take_batch(self._clock(), self._in_batch):
                 self.waiting.add(sequence)
         self._floors.step(self._meter.take_served(), self._held_back)
-        streams, prefilling = self._plan_streams()
+        streams, prefilling = self._plan_streams(self._step_tokens)
         budget = StepBudget(self._step_tokens, streams, self._block_tokens, self._cost.step_s)
-        self._budget = budget
         self._open_to_all = self._plan_turns(budget, prefilling)
         self._plan_prefills(budget, prefilling, self._open_to_all)
         self._held_back = set(self.waiting.priorities)
@@ -182,37 +182,42 @@ class Scheduler:
 
     @contextmanager
     def put_aside(self, chunks: Ordered[Chunk]) -> Iterator[None]:
-        """The step of these chunks, the last that `schedule` made, lies aside half done: its
-        sequences keep slots and pages, and none of them may be removed."""
-        self._aside = frozenset(chunk.sequence for chunk in chunks)
+        """The step of these chunks, the last that `schedule` made, lies aside half done until it is
+        over. Who waits for it keeps slot and pages, and may not be removed; the pages of who goes
+        on without it are written to by nobody else either, since what is left of the step still
+        writes the same there."""
+        self._aside = {chunk.sequence for chunk in chunks}
         try:
             yield
         finally:
-            self._aside = frozenset()
+            self._aside = None
+            for pages in self._gone_on:
+                self.pool.release(pages, used=False)
+            self._gone_on = []
 
     def schedule_beside(self, priority: int, tokens: int) -> list[Chunk]:
         """Chunks for a step while one lies aside: of at most so many tokens, of prompts more urgent
-        than `priority`, and of those that come to their first token with that. Often empty.
+        than `priority`, and of those that come to their first token with that; and of all streams,
+        which go on without the step that lies aside. Empty if there is no such prompt.
 
-        It takes no longer than the streams of the step that lies aside can wait: with it they still
-        meet their `tpot_s`, for this token or on the mean so far.
+        It takes no longer than the streams can wait: with it they still meet their `tpot_s`, for
+        this token or on the mean so far.
         """
-        assert self._aside
-        assert self._budget is not None
+        assert self._aside is not None
         self._planned = {}
         self._short_of_pages = False
-        budget = self._budget.further(tokens)
-        prefilling = [each for each in self.running if each.computed < each.prefill_end]
+        streams, prefilling = self._plan_streams(tokens, patient=True)
+        budget = StepBudget(tokens, streams, self._block_tokens, self._cost.step_s)
         for sequence in prefilling:
             urgent = sequence.rank.priority < priority and sequence not in self._aside
-            if urgent and _reaches_end(budget, sequence.computed, sequence.known):
+            if urgent and budget.reaches(sequence.known - sequence.computed, sequence.computed):
                 self._prefill(budget, sequence)
         if self._open_to_all:
             for sequence in self.waiting.in_order(self._clock()):
                 before = sequence.known - sequence.uncached
                 if sequence.rank.priority >= priority or not self._free_slots:
                     break
-                if not _reaches_end(budget, before, sequence.known):
+                if not budget.reaches(sequence.uncached, before):
                     break
                 entry = self._let_in(sequence, prefilling)
                 if entry is _Entry.STARTED and sequence not in self.loading:
@@ -220,8 +225,17 @@ class Scheduler:
                     self._prefill(budget, sequence)
                 elif entry not in (_Entry.STARTED, _Entry.PASSED):
                     break
-        if self._planned:
-            self._budget = budget
+        going_on = self._aside.intersection(self._planned)
+        if not any(
+            each.rank.priority < priority and each.computed < each.prefill_end
+            for each in self._planned
+            if each not in going_on
+        ):
+            return []
+        for sequence in going_on:
+            self._gone_on.append(sequence.pages.copy())
+            self.pool.hold(sequence.pages)
+        self._aside -= going_on
         return [Chunk(sequence, tokens) for sequence, tokens in self._planned.items()]
 
     def commit(self, chunk: Chunk) -> None:
@@ -235,12 +249,14 @@ class Scheduler:
         self._pages.publish(sequence, end)
         if done_now:
             self._pages.prompt_done(sequence)
+        if sequence.request.tpot_s is not None and end == sequence.known:
+            sequence.token_s = self._clock()
             if sequence.paced_s is None:
-                sequence.paced_s, sequence.paced_from = self._clock(), sequence.known
+                sequence.paced_s, sequence.paced_from = sequence.token_s, sequence.known
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it is, and release what it holds. Idempotent."""
-        assert sequence not in self._aside
+        assert self._aside is None or sequence not in self._aside
         self._pages.close_search(sequence)
         if sequence in self.loading:
             if sequence.leaving:
@@ -259,12 +275,20 @@ class Scheduler:
     def _left_lobby(self, sequence: Sequence) -> bool:
         return self._lobby is not None and self._lobby.remove(sequence)
 
-    def _plan_streams(self) -> tuple[Streams, list[Sequence]]:
-        """One token for everybody whose last one alone is to be computed. Returns them as one, and
-        the others."""
+    def _plan_streams(
+        self, tokens: int, *, patient: bool = False
+    ) -> tuple[Streams, list[Sequence]]:
+        """One token for everybody whose last one alone is to be computed, of so many. Returns them
+        as one, and the others.
+
+        `tpot_s` is a target on the mean: a step that is all the same to them, whoever fills it, has
+        that time at most. `patient` gives it what they are ahead, too. Prompts that go on for long
+        would leave nothing of that for who comes in the middle.
+        """
         prefilling: list[Sequence] = []
-        planned, block_tokens, left = self._planned, self._block_tokens, self._step_tokens
-        context, tpot_s, due_s = 0, math.inf, math.inf
+        planned, block_tokens, left = self._planned, self._block_tokens, tokens
+        now_s = self._clock()
+        context, due_s = 0, math.inf
         for sequence in self.running.copy():
             if sequence.slot is None:  # preempted for one before it
                 continue
@@ -282,13 +306,10 @@ class Scheduler:
             context += known
             target_s = sequence.request.tpot_s
             if target_s is not None:
-                tpot_s = min(tpot_s, target_s)
-                due_s = min(due_s, _next_due_s(sequence, target_s))
-        if tpot_s == math.inf:
-            streams = Streams(len(planned), context)
-        else:
-            streams = Streams(len(planned), context, tpot_s, due_s - self._clock())
-        return streams, prefilling
+                due_s = min(due_s, _next_due_s(sequence, target_s, now_s, patient=patient))
+        if due_s == math.inf:
+            return Streams(len(planned), context), prefilling
+        return Streams(len(planned), context, due_s - now_s), prefilling
 
     def _plan_turns(self, budget: StepBudget, prefilling: list[Sequence]) -> bool:
         """Give those who have a turn what is theirs; adds to `prefilling` who is let in for it.
@@ -394,7 +415,7 @@ class Scheduler:
 
     def _behind(self, priority: int) -> list[Sequence]:
         """Running sequences that make room for one of this priority, the first to do so last."""
-        if self._aside:
+        if self._aside is not None:
             return []
         if not self.running or self.running[-1].rank.priority <= priority:
             return []
@@ -452,7 +473,7 @@ class Scheduler:
         none, is preempted itself. While a step lies aside, nobody is.
         """
         while self._pages.lacking(sequence, tokens) > 0:
-            if self._aside:
+            if self._aside is not None:
                 self._short_of_pages = True
                 return False
             victim = self._victim(sequence)
@@ -511,17 +532,15 @@ class Scheduler:
         sequence.reach = sequence.uncached = 0
 
 
-def _reaches_end(budget: StepBudget, computed: int, known: int) -> bool:
-    """Whether what is left of the budget brings a prompt to its first token."""
-    return budget.prefill(known - computed, computed) == known - computed
-
-
-def _next_due_s(sequence: Sequence, tpot_s: float) -> float:
-    """When a stream's next token is due, if the mean over all of them so far is to be `tpot_s`. The
-    first one, of a prompt whose last token alone was not cached, is never late in this sense."""
-    if sequence.paced_s is None:
-        return math.inf
-    return sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s
+def _next_due_s(sequence: Sequence, tpot_s: float, now_s: float, *, patient: bool) -> float:
+    """When a stream's next token is due, `tpot_s` after the last one. If it is `patient`, that is
+    later by what it is ahead of that pace since its first one."""
+    if sequence.token_s is None or sequence.paced_s is None:
+        return now_s + tpot_s  # its first one, of a prompt whose last token alone was not cached
+    due_s = sequence.token_s + tpot_s
+    if not patient:
+        return due_s
+    return max(due_s, sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s)
 
 
 def _rank(sequence: Sequence) -> Rank:

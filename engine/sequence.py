@@ -57,6 +57,7 @@ class Sequence:
         "row",
         "slot",
         "tag",
+        "token_s",
         "turn",
         "uncached",
         "weight",
@@ -106,6 +107,8 @@ class Sequence:
         self.paced_s: float | None = None
         self.paced_from = 0
         """When it first came to a token here, and how many were known before that."""
+        self.token_s: float | None = None
+        """When it last came to one; this and `paced_s` are kept for who has a `tpot_s`."""
         self.row = SamplingRow(request.params, prompt, given)
         self._keys: list[BlockKey] = []
 

@@ -1,42 +1,38 @@
 """How many tokens of which sequence a step computes.
 
 Every running stream gets its token first. Prompts share what is left of the step's tokens in their
-order, as far as the step then takes no longer than the tightest `tpot_s` among those streams.
+order, as far as the step is then over when the first of those streams wants its next token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from typing import NamedTuple
 
 from policies.cost import StepShape
 
-_OF_TARGET = 0.9
-"""Of a target, so much may be predicted to go into the step: the rest is for what comes between two
-steps, and for predictions that are wrong."""
+_OF_TIME = 0.9
+"""Of the time that there is, so much may be predicted to go into the step: the rest is for what
+comes between two steps, and for predictions that are wrong."""
 _LEAST_SHARE = 8
 """Where the streams alone miss their target, prompts still get one part in so many of the step."""
 
 
 class Streams(NamedTuple):
-    """Those that take one token in the step: how many, the sum of their contexts with these tokens
-    included, and the least of their targets between two tokens, None without any.
-
-    A target is one on the mean over an answer. Those who are ahead of it can wait: `patience_s` is
-    the time from now until the first of them would be behind."""
+    """Those that take one token in the step: how many, and the sum of their contexts with these
+    tokens included. `due_s` is the time from now until the first of them is to have its token, None
+    if none has a target between two tokens."""
 
     sequences: int
     context_tokens: int
-    tpot_s: float | None = None
-    patience_s: float = 0.0
+    due_s: float | None = None
 
 
 class StepBudget:
     """What a step of at most `tokens` has beside `streams`; `step_s` predicts what a step takes.
 
-    Without a target, prompts get all that is left. With one, they get what fits, and at least one
-    block (`block_tokens`) in all, so that they move. If the streams miss it even alone, which
+    If no token is due, prompts get all that is left. Otherwise they get what fits, and at least one
+    block (`block_tokens`) in all, so that they move. If the streams are late even alone, which
     smaller prefills cannot mend, that is an eighth of the step.
     """
 
@@ -46,8 +42,6 @@ class StepBudget:
         "_context_read",
         "_goal_s",
         "_least",
-        "_other_steps_s",
-        "_patience_s",
         "_prefilled",
         "_sequences",
         "_step_s",
@@ -66,10 +60,8 @@ class StepBudget:
         self._tokens = tokens
         self._block_tokens = block_tokens
         self._step_s = step_s
-        self._goal_s = None if streams.tpot_s is None else _OF_TARGET * streams.tpot_s
+        self._goal_s = None if streams.due_s is None else _OF_TIME * streams.due_s
         self._least: int | None = None
-        self._other_steps_s = 0.0
-        self._patience_s = streams.patience_s
         self._prefilled = 0
         self._sequences = streams.sequences
         self._attended = self._context_read = streams.context_tokens
@@ -110,25 +102,13 @@ class StepBudget:
         self._attended += _attended(tokens, computed)
         self._context_read += computed + tokens
 
-    def further(self, tokens: int) -> StepBudget:
-        """Of a further step, of at most `tokens`, that the same streams wait for as well: it has
-        what this one leaves of their target, or of their patience if that is more, and costs what
-        any step does.
-
-        A step of its own may use up what streams are ahead, one that prompts fill may not: prompts
-        that go on for long would leave nothing of it for who comes in the middle.
-        """
-        budget = copy(self)
-        if budget._goal_s is not None:
-            budget._goal_s = max(budget._goal_s, _OF_TARGET * self._patience_s)
-        budget._tokens += tokens - self.left
-        budget.left = tokens
-        budget._other_steps_s += self._step_s(StepShape(0, 0, 0, 0))
-        return budget
+    def reaches(self, tokens: int, computed: int) -> bool:
+        """Whether a prompt can compute all of these `tokens` behind `computed`."""
+        return self.prefill(tokens, computed) == tokens
 
     def _predict_s(self, tokens: int, computed: int) -> float:
-        """The step with that many more tokens of one more prompt, and what ran besides."""
-        return self._other_steps_s + self._step_s(
+        """The step with that many more tokens of one more prompt."""
+        return self._step_s(
             StepShape(
                 self._tokens - self.left + tokens,
                 self._sequences + (tokens > 0),

@@ -28,7 +28,7 @@ class StreamSet:
         self._targets: dict[float, int] = {}
 
     def as_one(self) -> Streams:
-        """What prompts have to share a step with."""
+        """What prompts have to share a step with. All had their last token a moment ago."""
         tightest_s = min(self._targets) if self._targets else None
         return Streams(self.count, self.context_tokens, tightest_s)
 

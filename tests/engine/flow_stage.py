@@ -117,9 +117,9 @@ class FlowStage:
         chunks = self.scheduler.schedule()
         assert sum(chunk.tokens for chunk in chunks) <= self._step_tokens
         self.shapes.append(step_shape(chunks))
+        self.now_s += self._step_s
         for chunk in chunks:
             self._take(chunk)
-        self.now_s += self._step_s
         return {chunk.sequence.request.request_id: chunk.tokens for chunk in chunks}
 
     def run(self, steps: int) -> None:

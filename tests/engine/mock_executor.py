@@ -30,8 +30,9 @@ def expected_text(prompt: list[int], tokens: int) -> list[int]:
 class MockExecutor:
     """Stores token ids in pages, reads its whole history back through the block table.
 
-    A step that is started stores them in its first of four layers and reads them after the last:
-    what touches its pages or its batch while it lies aside changes the text.
+    A step that is started stores them in its first of four layers, again whenever it is gone on
+    with, and reads them after the last: what touches its pages or its batch while it lies aside
+    changes the text, and so do pages of its that are somebody else's by then.
     """
 
     name = "mock"
@@ -60,6 +61,7 @@ class MockExecutor:
     def resume(self) -> torch.Tensor | None:
         if self._aside is None:
             raise RuntimeError("no step lies aside")
+        self._store(self._aside[0])
         return self._walk(*self._aside)
 
     def pause(self) -> None:

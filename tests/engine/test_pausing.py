@@ -115,7 +115,7 @@ def test_one_step_can_be_put_aside_several_times(stages):
     )
     stage.run()
     assert stage.executor.pauses == [0, 1, 2]
-    assert stage.executor.steps[:4] == [(20, 1), (20, 1), (20, 1), (128, 1)]
+    assert stage.executor.steps[:4] == [(20, 1), (21, 2), (22, 3), (128, 1)]
 
 
 @pytest.mark.parametrize("priority", [PATIENT, PATIENT + 1])
@@ -174,7 +174,7 @@ def test_what_runs_beside_is_bounded_by_a_few_steps(stages):
     stage.executor.forward = forward_and_one_more_comes
     stage.in_layer(1, lambda: stage.submit("urgent", 3, priority=URGENT))
     stage.run()
-    assert stage.executor.steps[:5] == [(3, 1)] * 4 + [(128, 1)]
+    assert stage.executor.steps[:5] == [(3, 1), (4, 2), (5, 3), (6, 4), (128, 1)]
 
 
 def test_a_prompt_that_would_not_be_through_is_not_begun(stages):
@@ -311,15 +311,57 @@ def test_reports_tell_each_step_its_own_time_and_the_interrupted_one_teaches_not
     assert stage.engine.stats().steps == 3
 
 
-def test_streams_wait_no_longer_than_their_target_for_both_steps():
-    """A step takes 10 ms and 1 ms a token; of 200 ms, 180 may be predicted."""
-    for length, beside in ((60, 60), (61, 0)):
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_streams_do_not_wait_for_what_lies_aside(stages, layer, ends):
+    """The stream has its second token with the urgent one's first, or its last; then the step goes
+    on, on pages that are nobody else's until it is over."""
+    stage = stages(blocks=18, step_tokens=64)
+    stage.submit("stream", 20, tokens=2 if ends else 9, priority=URGENT)
+    come = iter(range(2))
+    forward = stage.executor.forward
+
+    def forward_and_somebody_comes(batch):
+        if (n := next(come, None)) == 0:
+            stage.submit("patient", 200, priority=PATIENT)
+        elif n == 1:
+            stage.submit("next", 30, tokens=4, priority=URGENT)
+        return forward(batch)
+
+    stage.executor.forward = forward_and_somebody_comes
+    stage.in_layer(layer, lambda: stage.submit("urgent", 20, tokens=1, priority=URGENT))
+    stage.run()
+    assert stage.executor.pauses == [layer]
+    beside = (30, 1) if ends else (31, 2)
+    assert stage.executor.steps[:4] == [(20, 1), (21, 2), beside, (64, 2)]
+    told = [report.outputs for report in stage.collector.reports if report.sequences]
+    names = [sorted(each.request_id for each in outputs) for outputs in told]
+    assert names[:4] == [["stream"], ["stream", "urgent"], ["next"] + ["stream"] * (not ends), []]
+
+
+def test_who_has_gone_on_without_a_step_goes_on_again(stages):
+    stage = stages()
+    stage.submit("stream", 20, tokens=9, priority=PATIENT)
+    stage.submit("patient", 200, priority=PATIENT)
+    names = iter((None,) * 4 + ("first", "second", "third"))
+    stage.executor.in_layer = lambda _: (
+        stage.submit(name, 20, priority=URGENT) if (name := next(names, None)) else None
+    )
+    stage.run()
+    assert stage.executor.pauses == [0, 1, 2]
+    assert stage.executor.steps[:5] == [(128, 2), (21, 2), (22, 3), (23, 4), (93, 2)]
+
+
+def test_streams_wait_no_longer_than_their_target_for_who_comes():
+    """A step takes 10 ms and 1 ms a token; of 100 ms, 90 may be predicted. One token is the
+    stream's."""
+    for length, beside in ((79, 80), (80, 0)):
         stage = FlowStage(step_tokens=100)
-        stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.2)
+        stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.1)
         stage.step()
         stage.submit("patient", 500, priority=PATIENT)
         chunks = stage.scheduler.schedule()
-        assert [chunk.tokens for chunk in chunks] == [1, 99]
+        assert [chunk.tokens for chunk in chunks] == [1, 79]
         stage.submit("urgent", length, priority=URGENT)
         with stage.scheduler.put_aside(chunks):
             planned = stage.scheduler.schedule_beside(PATIENT, 100)
@@ -327,20 +369,30 @@ def test_streams_wait_no_longer_than_their_target_for_both_steps():
 
 
 def test_streams_that_are_ahead_of_their_target_wait_longer():
-    """A target of 200 ms between tokens is one on the mean: after five steps of 100 ms a stream's
-    next token is due in 500 ms. Of these, 450 may be predicted, and 110 go to the first step."""
-    for length, beside in ((330, 330), (331, 0)):
+    """A target of 200 ms between tokens is one on the mean: with the sixth of six steps of 100 ms,
+    the first of which began the pace, a stream's next token is due in 700 ms. Of these, 630 may be
+    predicted."""
+    for length, beside in ((619, 620), (620, 0)):
         stage = FlowStage(step_tokens=100, step_s=0.1)
         stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.2)
-        for _ in range(5):
+        for _ in range(6):
             stage.step()
         stage.submit("patient", 500, priority=PATIENT)
         chunks = stage.scheduler.schedule()
-        assert [chunk.tokens for chunk in chunks] == [1, 99]
         stage.submit("urgent", length, priority=URGENT)
         with stage.scheduler.put_aside(chunks):
-            planned = stage.scheduler.schedule_beside(PATIENT, 500)
+            planned = stage.scheduler.schedule_beside(PATIENT, 700)
             assert sum(chunk.tokens for chunk in planned) == beside
+
+
+def test_a_step_is_over_when_the_first_stream_wants_its_next_token():
+    """A step takes 10 ms and 1 ms a token; of 180 ms that are left of 200, 162 may be predicted."""
+    stage = FlowStage(step_tokens=200, step_s=0.01)
+    stage.submit("stream", 16, max_tokens=9, priority=URGENT, tpot_s=0.2)
+    stage.step()
+    stage.now_s += 0.02
+    stage.submit("patient", 500, priority=PATIENT)
+    assert [chunk.tokens for chunk in stage.scheduler.schedule()] == [1, 151]
 
 
 @pytest.mark.parametrize("closed", [True, False])

@@ -418,19 +418,30 @@ class TieredCacheMachine(RuleBasedStateMachine):
         allowed=st.lists(st.integers(1, 32), min_size=1, max_size=3),
     )
     def interrupted_step(self, priority, newcomer, allowed):
-        """Whatever runs beside it, a step that lies aside keeps its slots and pages."""
+        """Whatever runs beside it, who waits for a step that lies aside keeps slot and pages, and
+        who does not is a stream that has a token then."""
 
         def beside(chunks):
             held = {chunk.sequence: list(chunk.sequence.pages) for chunk in chunks}
+            streams = {each.sequence for each in chunks if each.reaches_end and each.tokens == 1}
             preemptions = self.stage.scheduler.preemptions
             if newcomer:
                 self.ask(4, 1, 2, "a", 3, 0, 0, False, 1.0, None, None)
             for tokens in allowed:
+                generate = {
+                    each
+                    for each in self.stage.scheduler.running
+                    if each.computed >= each.prefill_end
+                }
                 planned = self.stage.step_beside(priority, tokens)
                 assert sum(chunk.tokens for chunk in planned) <= tokens
+                others = [each for each in planned if each.sequence not in generate]
                 for chunk in planned:
-                    assert chunk.sequence not in held
-                    assert chunk.sequence.rank.priority < priority
+                    if held.pop(chunk.sequence, None) is not None:
+                        assert chunk.sequence in streams
+                    elif chunk in others and chunk.tokens > 1:
+                        assert chunk.sequence.rank.priority < priority
+                assert not planned or min(each.sequence.rank.priority for each in others) < priority
                 self.stage.copier.step()
             for sequence, pages in held.items():
                 assert sequence.slot is not None

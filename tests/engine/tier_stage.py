@@ -246,14 +246,21 @@ class TierStage:
     def step(self, beside: Callable[[list[Chunk]], None] | None = None) -> list[Chunk]:
         """One step of the loop, with a model that writes each block's bytes when it is full.
 
-        It is put aside for what `beside` does, if that is given and the step is not empty.
+        It is put aside for what `beside` does, if that is given and the step is not empty. Of those
+        who have gone on then, what is left of the step writes once more where their tokens lay.
         """
         self.cache.settle()
         chunks = self.scheduler.schedule()
         self._check_starts()
         if beside is not None and chunks:
+            begun = [
+                (chunk, chunk.sequence.computed, list(chunk.sequence.pages)) for chunk in chunks
+            ]
             with self.scheduler.put_aside(chunks):
                 beside(chunks)
+                for chunk, computed, pages in begun:
+                    self._write(chunk.sequence, pages, computed, computed + chunk.tokens)
+            chunks = [chunk for chunk, computed, _ in begun if chunk.sequence.computed == computed]
         self._compute(chunks)
         self.cache.maintain()
         self.listen()
@@ -278,10 +285,7 @@ class TierStage:
         for chunk in chunks:
             sequence = chunk.sequence
             end = sequence.computed + chunk.tokens
-            for index, key in enumerate(sequence.block_keys(BLOCK_TOKENS, end)):
-                if index >= sequence.published:
-                    page = self.pages[sequence.pages[index]]
-                    page.copy_(torch.frombuffer(bytearray(content(key)), dtype=torch.uint8))
+            self._write(sequence, sequence.pages, sequence.published * BLOCK_TOKENS, end)
             finishes = chunk.reaches_end
             self.scheduler.commit(chunk)
             if finishes:
@@ -290,6 +294,13 @@ class TierStage:
                     self.scheduler.remove(sequence)
                     name = sequence.request.request_id
                     self.done[name] = self.sequences.pop(name)
+
+    def _write(self, sequence: EngineSequence, pages: list[int], start: int, end: int) -> None:
+        """The blocks that are full once the tokens from `start` to `end` are computed."""
+        keys = sequence.block_keys(BLOCK_TOKENS, end)
+        for index in range(start // BLOCK_TOKENS, len(keys)):
+            block = bytearray(content(keys[index]))
+            self.pages[pages[index]].copy_(torch.frombuffer(block, dtype=torch.uint8))
 
     def listen(self) -> None:
         """Take in what the cache tells of its blocks."""
