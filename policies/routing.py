@@ -33,13 +33,15 @@ NOTHING_CACHED = Cached()
 
 class Queued(NamedTuple):
     """Of the sequences that wait, those of one priority and flow, which shares the priority with
-    other flows by its `weight`; and their uncached prompt tokens."""
+    other flows by its `weight`; and their uncached prompt tokens. `tokens_per_s` more of them have
+    come lately."""
 
     priority: int
     sequences: int
     tokens: int
     flow: bytes = b""
     weight: float = 1.0
+    tokens_per_s: float = 0.0
 
 
 class Standing(NamedTuple):

@@ -193,7 +193,7 @@ def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[fl
             continue
         step_tokens = cost[9]
         if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] > priority):
-            for its_priority, _, tokens, its_flow, _ in queued:
+            for its_priority, _, tokens, its_flow, _, _ in queued:
                 if its_priority > priority or (its_priority == priority and its_flow != flow):
                     pending -= tokens
         ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending

@@ -11,6 +11,10 @@ _Cut = tuple[int, int, int, int, int, int]
 """A way to divide a prompt: tokens to compute, in so many steps, with so much attended and context
 read (as in `cost.StepShape`); tokens to load to the device, and of these from Redis."""
 
+_PASSES = 4
+"""The longer a queue is, the more comes that overtakes, which makes it longer: each pass counts
+what comes in the time that the one before has found. More of them change little."""
+
 
 def predict(request: RouteRequest, candidate: Candidate) -> Prediction:
     """The time to first token if the request went there now.
@@ -27,9 +31,9 @@ def predict(request: RouteRequest, candidate: Candidate) -> Prediction:
     Who is in front: whoever is more urgent, and what is queued of the request's own flow. Another
     flow of its priority gets, until the request's turn comes, no more than its weight allows: of
     `weight_j` it computes at most `weight_j / weight` of what the own flow does, and no more than
-    it has. So much is in front, in tokens and in sequences. Of the request itself half counts to
-    what the own flow does: its flow may be served next, or may just have been. What is less urgent
-    is overtaken, and gives up its slots.
+    it has and what comes of it by then, if it goes on as lately. So much is in front, in tokens and
+    in sequences. Of the request itself half counts to what the own flow does: its flow may be
+    served next, or may just have been. What is less urgent is overtaken, and gives up its slots.
 
     `load_s` and `prefill_s`: what lies in lower tiers is loaded as far as loading and computing the
     rest alone takes least time, which is how the engine decides (`tiering.choose_load`), of each
@@ -102,47 +106,58 @@ def predicted_terms(
             continue
         row_s = token_s + sequence_s
         context_s = attended_s + read_s
-        pending, waiting, running, context, slots, _, queued, answer_tokens, _, yielding = standing
-        if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] != priority):
-            own_tokens, own_sequences = 0.5 * uncached_tokens, 0.5
-            for its_priority, sequences, tokens, its_flow, _ in queued:
-                if its_priority == priority and its_flow == flow:
-                    own_tokens += tokens
-                    own_sequences += sequences
-            for its_priority, sequences, tokens, its_flow, its_weight in queued:
-                if its_priority > priority:
-                    pending -= tokens
-                    waiting -= sequences
-                elif its_priority == priority and its_flow != flow:
-                    share = its_weight / weight
-                    if tokens > own_tokens * share:
-                        pending -= tokens - own_tokens * share
-                    if sequences > own_sequences * share:
-                        waiting -= sequences - own_sequences * share
+        _, _, running, context, slots, _, queued, answer_tokens, _, yielding = standing
         room = step_tokens - running
         if room < 1:
             room = 1
         step_s = own_step_s + running * row_s + context * context_s
-        queue_s = 0.5 * step_s
-        steps_ahead = 0.0
-        if pending > 0:
-            under_way = pending if pending < room else room
-            queue_s += 0.5 * under_way * token_s
-            behind = pending - under_way
-            if behind:
-                steps_ahead = behind / room
-                queue_s += behind * (token_s + attended_s * pending / (2 * (waiting or 1)))
-        slots_short = running + waiting + 1 - slots
-        if slots_short > 0 and yielding:
-            for its_priority, sequences in yielding:
-                if its_priority > priority:
-                    slots_short -= sequences
-        if slots_short > 0:
-            until_free = slots_short * (answer_tokens or request.max_tokens) / (slots + 1)
-            if until_free > steps_ahead:
-                steps_ahead = until_free
+        queue_s = 0.0
+        for _ in range(_PASSES):
+            come_s = queue_s  # for which others' requests come that count as well
+            pending, waiting = standing[0], standing[1]
+            more_may_come = False
+            if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] != priority):
+                own_tokens, own_sequences = 0.5 * uncached_tokens, 0.5
+                for its_priority, sequences, tokens, its_flow, _, _ in queued:
+                    if its_priority == priority and its_flow == flow:
+                        own_tokens += tokens
+                        own_sequences += sequences
+                for its_priority, sequences, tokens, its_flow, its_weight, per_s in queued:
+                    if its_priority > priority:
+                        pending -= tokens
+                        waiting -= sequences
+                    elif its_priority == priority and its_flow != flow:
+                        share = its_weight / weight
+                        come = per_s * come_s
+                        further = own_tokens * share - tokens
+                        pending += further if further < come else come
+                        more_may_come |= further > 0 < per_s
+                        come *= sequences / (tokens or 1)
+                        further = own_sequences * share - sequences
+                        waiting += further if further < come else come
+            queue_s = 0.5 * step_s
+            steps_ahead = 0.0
+            if pending > 0:
+                under_way = pending if pending < room else room
+                queue_s += 0.5 * under_way * token_s
+                behind = pending - under_way
+                if behind:
+                    steps_ahead = behind / room
+                    queue_s += behind * (token_s + attended_s * pending / (2 * (waiting or 1)))
+            slots_short = running + waiting + 1 - slots
+            if slots_short > 0 and yielding:
+                for its_priority, sequences in yielding:
+                    if its_priority > priority:
+                        slots_short -= sequences
+            if slots_short > 0:
+                until_free = slots_short * (answer_tokens or request.max_tokens) / (slots + 1)
+                if until_free > steps_ahead:
+                    steps_ahead = until_free
+            queue_s += steps_ahead * step_s
+            if not more_may_come:
+                break
         steps = (uncached_tokens - 1) // room + 1
-        terms.append((queue_s + steps_ahead * step_s, load_s, tokens_s + steps * step_s))
+        terms.append((queue_s, load_s, tokens_s + steps * step_s))
     return terms
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from heapq import nlargest
 from operator import attrgetter
 from types import TracebackType
 
 from policies.answer_lengths import AnswerLengths
+from policies.arrival_rate import ArrivalRates
 from policies.routing import Queued, Standing
 
 MOST_URGENT = 0
@@ -34,10 +36,16 @@ class Load:
     learned from those that end here; until the first has, from those of the model's other replicas.
     """
 
-    def __init__(self, max_running: int, capacity: int | None) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        capacity: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`capacity` is how many sequences the replica takes at once, running and waiting; None is
         any number."""
         self.max_running = max_running
+        self._clock = clock
         self._capacity = capacity
         self._places = tuple(
             math.inf
@@ -51,6 +59,7 @@ class Load:
         self._running = 0
         self._context_tokens = 0
         self._queued: dict[tuple[int, bytes], Queued] = {}
+        self._arrivals = ArrivalRates()
         self._yielding: dict[int, int] = {}
         self._answers = AnswerLengths()
         self._all_answers = AnswerLengths()
@@ -160,21 +169,19 @@ class Load:
         that came says what the flow's weight is."""
         self._pending_tokens += uncached_tokens
         self._waiting += sequences
-        before = self._queued.get((priority, flow))
-        if before is None:
-            self._queued[priority, flow] = Queued(
-                priority, sequences, uncached_tokens, flow, weight
-            )
-        elif before.sequences + sequences:
-            self._queued[priority, flow] = Queued(
+        place = priority, flow
+        before = self._queued.get(place) or Queued(priority, 0, 0, flow)
+        if before.sequences + sequences:
+            self._queued[place] = Queued(
                 priority,
                 before.sequences + sequences,
                 before.tokens + uncached_tokens,
                 flow,
                 weight if sequences > 0 else before.weight,
+                self._arrivals.per_s(place, max(0, uncached_tokens), self._clock()),
             )
         else:
-            del self._queued[priority, flow]
+            del self._queued[place]
         self._changed()
 
     def _run(self, sequences: int, context_tokens: int, priority: int) -> None:
@@ -308,5 +315,6 @@ def _bounded(queued: list[Queued]) -> tuple[Queued, ...]:
             before.tokens + each.tokens,
             REST,
             before.weight + each.weight,
+            before.tokens_per_s + each.tokens_per_s,
         )
     return (*kept, *rest.values())

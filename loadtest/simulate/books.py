@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from loadtest.simulate.job import SimJob
 from policies.answer_lengths import AnswerLengths
+from policies.arrival_rate import ArrivalRates
 from policies.cost import Coefficients
 from policies.routing import NOTHING_CACHED, Candidate, Queued, Standing
 
@@ -18,6 +19,7 @@ class Book:
     __slots__ = (
         "_all_answers",
         "_answers",
+        "_arrivals",
         "_candidate",
         "_context_tokens",
         "_cost",
@@ -51,6 +53,7 @@ class Book:
         self._context_tokens = 0
         self._reuse = 0.0
         self._queued: dict[tuple[int, bytes], Queued] = {}
+        self._arrivals = ArrivalRates()
         self._yielding: dict[int, int] = {}
         self._answers = AnswerLengths()
         self._all_answers = all_answers
@@ -58,13 +61,13 @@ class Book:
         self._standing: Standing | None = None
         self._candidate: Candidate | None = None
 
-    def placed(self, job: SimJob, uncached_tokens: int) -> None:
+    def placed(self, job: SimJob, uncached_tokens: int, now_s: float) -> None:
         """A job is sent there."""
-        self._wait(job, 1, uncached_tokens)
+        self._wait(job, 1, uncached_tokens, now_s)
 
-    def began(self, job: SimJob, uncached_tokens: int) -> None:
+    def began(self, job: SimJob, uncached_tokens: int, now_s: float) -> None:
         """It has its first token."""
-        self._wait(job, -1, -uncached_tokens)
+        self._wait(job, -1, -uncached_tokens, now_s)
         self._run(job, 1)
 
     def ended(self, job: SimJob, answer_tokens: int) -> None:
@@ -106,19 +109,19 @@ class Book:
             )
         return candidate
 
-    def _wait(self, job: SimJob, sequences: int, tokens: int) -> None:
+    def _wait(self, job: SimJob, sequences: int, tokens: int, now_s: float) -> None:
         self.waiting += sequences
         self._pending_tokens += tokens
         self._standing = self._candidate = None
         if not self._detailed:
             return
         place = job.rank.priority, job.flow
-        before = self._queued.get(place)
-        if before is None:
-            self._queued[place] = Queued(place[0], sequences, tokens, job.flow, job.weight)
-        elif before.sequences + sequences:
+        before = self._queued.get(place) or Queued(place[0], 0, 0, job.flow, job.weight)
+        if before.sequences + sequences:
             self._queued[place] = before._replace(
-                sequences=before.sequences + sequences, tokens=before.tokens + tokens
+                sequences=before.sequences + sequences,
+                tokens=before.tokens + tokens,
+                tokens_per_s=self._arrivals.per_s(place, max(0, tokens), now_s),
             )
         else:
             del self._queued[place]

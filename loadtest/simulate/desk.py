@@ -115,7 +115,7 @@ class FrontDesk:
         replica = self._replicas[choice.replica]
         book = self._books[choice.replica]
         uncached = max(1, job.prompt_tokens - choice.candidate.cached.tokens)
-        book.placed(job, uncached)
+        book.placed(job, uncached, self._clock.now_s)
         self._changed.add(choice.replica)
         sent = None
         if self.directory is not None and job.blocks:
@@ -142,7 +142,7 @@ class FrontDesk:
 
     def _note_began(self, job: SimJob) -> None:
         book, uncached, sent = self._placements[job.index]
-        book.began(job, uncached)
+        book.began(job, uncached, self._clock.now_s)
         if sent is not None and self.directory is not None:
             self.directory.settle(sent)
         if self._listener is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from policies.admission import Verdict, Wish, judge
+from policies.arrival_rate import ArrivalRates
 from policies.bench_routing import LEARNED
 from policies.cost import StepShape
 from policies.prediction_bias import PredictionBias
@@ -70,6 +71,7 @@ class Overload:
         self._served = [0.0] * len(WEIGHTS)
         self._virtual_time = 0.0
         self._biases = [PredictionBias() for _ in WEIGHTS]
+        self._arrivals = ArrivalRates()
 
     def run(self, per_s: float, seconds: float, prompt_tokens: tuple[int, int]) -> Outcome:
         """Offer so much: half of it spread by weight, half evenly."""
@@ -107,6 +109,7 @@ class Overload:
         if all(other.flow != visit.flow for other in self.waiting):
             self._served[visit.flow] = max(self._served[visit.flow], self._virtual_time)
         self.waiting.append(visit)
+        self._arrivals.per_s(visit.flow, visit.prompt_tokens, self.now_s)
 
     def _standing(self) -> Standing:
         queued = []
@@ -117,7 +120,8 @@ class Overload:
                 if each.flow == flow and each.uncomputed
             ]
             if own:
-                queued.append(Queued(0, len(own), sum(own), b"%d" % flow, weight))
+                per_s = self._arrivals.per_s(flow, 0, self.now_s)
+                queued.append(Queued(0, len(own), sum(own), b"%d" % flow, weight, per_s))
         decoding = [each for each in self.running if not each.uncomputed]
         return Standing(
             pending_tokens=sum(each.tokens for each in queued),

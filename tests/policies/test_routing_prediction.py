@@ -121,6 +121,27 @@ def test_another_flow_takes_no_more_than_its_share_while_one_waits() -> None:
     assert predicted(little, request=ask) == predicted(Standing(500, 1), request=ask)
 
 
+def test_what_comes_of_another_flow_meanwhile_is_in_front_as_far_as_its_share_goes() -> None:
+    ask = RouteRequest(1000, 32, 1, b"small", 1.0)
+
+    def queue_s(per_s: float, weight: float = 4.0) -> float:
+        other = Queued(1, 1, 500, b"other", weight, per_s)  # a share of 500 for each unit of weight
+        return predicted(Standing(500, 1, queued=(other,)), request=ask, cost=FLAT).queue_s
+
+    def behind_s(tokens: float, sequences: float) -> float:
+        return predicted(Standing(tokens, sequences), request=ask, cost=FLAT).queue_s
+
+    assert queue_s(0.0) == behind_s(500, 1)
+    # more than it is due does not help it, and nothing is due to who has had his share already
+    assert queue_s(1e6) == pytest.approx(behind_s(2000, 2))
+    assert queue_s(1e6, weight=1.0) == queue_s(0.0, weight=1.0)
+    # what comes is what comes until that is worked off, too
+    wait_s = queue_s(500.0)
+    assert queue_s(0.0) < wait_s < queue_s(1e6)
+    come = 500.0 * wait_s
+    assert wait_s == pytest.approx(behind_s(500 + come, 1 + come / 500), rel=0.02)
+
+
 def test_who_is_more_urgent_gives_up_nothing_to_shares() -> None:
     crowd = Standing(9000, 9, queued=(Queued(0, 9, 9000, b"urgent", 1.0),))
     ask = RouteRequest(100, 32, 1, b"small", 5.0)

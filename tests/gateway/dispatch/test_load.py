@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import ExitStack
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +28,9 @@ steps = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps)
 def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int, bytes]]) -> None:
-    load = Load(4, capacity=6)
+    load = Load(4, capacity=6, clock=lambda: 7.0)
     scopes = []
+    brought: Counter[tuple[int, bytes]] = Counter()
     waiting: dict[int, tuple[int, int, int, bytes]] = {}
     running: dict[int, tuple[int, int]] = {}
     answers: dict[int, int] = {}
@@ -38,6 +40,7 @@ def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int, bytes
             scope = ExitStack()
             share = scope.enter_context(load.share(number, 10 * number, priority, flow, 2.0))
             waiting[len(scopes)] = (number, 10 * number, priority, flow)
+            brought[priority, flow] += number
             scopes.append((scope, share))
         elif scopes:
             index = number % len(scopes)
@@ -70,7 +73,7 @@ def test_load_is_the_sum_of_what_is_there(steps: list[tuple[str, int, int, bytes
             max_running=4,
             full=len(waiting) + len(running) >= 6,
             queued=tuple(
-                Queued(own, len(found), sum(found), its_flow, 2.0)
+                Queued(own, len(found), sum(found), its_flow, 2.0, brought[own, its_flow] / 10)
                 for (own, its_flow), found in sorted(queued.items())
             ),
             answer_tokens=expected.tokens,
@@ -87,7 +90,8 @@ def test_what_other_gateways_have_put_there_counts_for_everybody_else() -> None:
     load = Load(4, capacity=3)
     load.set_foreign(Standing(pending_tokens=100, waiting=1, running=1, context_tokens=50))
     with load.share(7, 20):
-        queued = (Queued(0, 1, 7),)  # of the others' nothing is known that could be overtaken
+        # of the others' nothing is known that could be overtaken
+        queued = (Queued(0, 1, 7, tokens_per_s=0.7),)
         assert load.standing() == Standing(107, 2, 1, 50, 4, full=True, queued=queued)
         assert load.own() == Standing(7, 1, 0, 0, 4)
     assert not load.standing().full
@@ -132,7 +136,7 @@ def test_no_place_in_line_leaves_a_place_to_run_to_everybody() -> None:
 
 
 def test_of_many_flows_the_smallest_are_taken_together() -> None:
-    load = Load(4, capacity=None)
+    load = Load(4, capacity=None, clock=lambda: 7.0)
     with ExitStack() as scope:
         for number in range(100):
             for priority in (0, 1):
@@ -144,16 +148,32 @@ def test_of_many_flows_the_smallest_are_taken_together() -> None:
         assert sum(each.sequences for each in queued) == 200
         assert {each.tokens for each in queued[:MOST_FLOWS]} == set(range(68, 100))
         assert queued[MOST_FLOWS:] == tuple(
-            Queued(priority, 68, sum(range(68)), REST, 34.0) for priority in (0, 1)
+            Queued(priority, 68, sum(range(68)), REST, 34.0, pytest.approx(sum(range(68)) / 10))
+            for priority in (0, 1)
         )
 
 
 def test_a_flow_weighs_what_its_last_request_said() -> None:
-    load = Load(4, capacity=None)
+    load = Load(4, capacity=None, clock=lambda: 7.0)
     with load.share(5, 5, 1, b"acme", 2.0):
         with load.share(6, 6, 1, b"acme", 3.0):
-            assert load.standing().queued == (Queued(1, 2, 11, b"acme", 3.0),)
-        assert load.standing().queued == (Queued(1, 1, 5, b"acme", 3.0),)
+            assert load.standing().queued == (Queued(1, 2, 11, b"acme", 3.0, 1.1),)
+        assert load.standing().queued == (Queued(1, 1, 5, b"acme", 3.0, 1.1),)
+
+
+def test_what_a_flow_has_brought_lately_is_told_while_it_waits() -> None:
+    now_s = 0.0
+    load = Load(4, capacity=None, clock=lambda: now_s)
+    for _ in range(200):
+        with load.share(20, 20, 1, b"acme"):
+            assert load.standing().queued[0].tokens_per_s > 0
+        now_s += 0.5
+    with load.share(20, 20, 1, b"acme"):
+        assert load.standing().queued[0].tokens_per_s == pytest.approx(40, rel=0.05)
+    assert load.standing().queued == ()
+    now_s += 60.0
+    with load.share(20, 20, 1, b"acme"):
+        assert load.standing().queued[0].tokens_per_s == pytest.approx(2, rel=0.1)
 
 
 def test_nothing_is_pushed_out_of_a_cache_that_has_room() -> None:

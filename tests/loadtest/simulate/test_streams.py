@@ -69,8 +69,8 @@ def test_the_tightest_target_counts_for_as_long_as_it_is_there() -> None:
         streams.join(each)
     assert streams.as_one()[:3] == (4, 44, 0.1)
     streams.leave(jobs[2])
-    assert streams.as_one().tpot_s == 0.1
+    assert streams.as_one().due_s == 0.1
     streams.leave(jobs[3])
-    assert streams.as_one().tpot_s == 0.2
+    assert streams.as_one().due_s == 0.2
     streams.leave(jobs[1])
-    assert streams.as_one().tpot_s is None
+    assert streams.as_one().due_s is None
