@@ -15,7 +15,7 @@ import xxhash
 from cache.block import BlockKey, Tier
 from cache.report import Miss
 
-_MOST_TOKEN_BYTES = 8 << 20
+_TOKEN_BYTES_PER_BLOCK = 256
 _MOST_SIBLINGS = 64
 _TOKEN_BYTES = 4
 
@@ -37,7 +37,7 @@ class _Sighting:
 
 class Sightings:
     """Remembers the `capacity` blocks that were last asked for or pushed out, fewer if their token
-    ids are more than 8 MiB."""
+    ids are more than 256 bytes each on average."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Sightings:
             raise ValueError(f"capacity must be at least 1, not {capacity}")
         self.on_forgotten = on_forgotten
         self._capacity = capacity
+        self._most_token_bytes = _TOKEN_BYTES_PER_BLOCK * capacity
         self._token_bytes = 0
         self._known: OrderedDict[bytes, _Sighting] = OrderedDict()  # next to forget first
         self._children: dict[bytes, list[bytes]] = {}  # by parent; the latest few links
@@ -172,7 +173,7 @@ class Sightings:
         return sighting
 
     def _forget_surplus(self) -> None:
-        while len(self._known) > self._capacity or self._token_bytes > _MOST_TOKEN_BYTES:
+        while len(self._known) > self._capacity or self._token_bytes > self._most_token_bytes:
             sighting = next(iter(self._known.values()))
             self._forget(sighting)
             self._give_up_mark(sighting)

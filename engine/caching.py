@@ -23,6 +23,7 @@ from engine.executors.base import Executor
 from engine.hardware import memory_bytes
 from policies.cost import CostModel
 from policies.eviction import most_kept
+from policies.tiering import remembered_blocks
 
 _log = logging.getLogger("forebay.engine")
 
@@ -138,12 +139,13 @@ def _open(
     options: CacheOptions,
 ) -> TieredCache:
     pages = int(executor.pages.shape[0])
+    slots = dram.capacity if dram is not None and dram.keeps else 0
     tiers = Tiers(
         BlockPool(pages, keep_at_most=most_kept(pages)),
         dram,
         redis,
         cost=cost,
-        sightings=Sightings(),
+        sightings=Sightings(remembered_blocks(pages + slots)),
         block_tokens=executor.block_tokens,
         block_bytes=int(executor.pages.shape[1]),
         copy_page=lambda source, target: _copy_page(executor.pages, source, target),

@@ -46,6 +46,8 @@ from policies.waiting_line import WaitingLine
 
 _GRANT_BLOCKS = 8
 """A class's turn is worth so many blocks' tokens."""
+_CATCHING_UP = 0.5
+"""Of its time between tokens, so much is left to a stream that is behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +283,7 @@ class Scheduler:
         """One token for everybody whose last one alone is to be computed, of so many. Returns them
         as one, and the others.
 
-        `tpot_s` is a target on the mean: a step that is all the same to them, whoever fills it, has
-        that time at most. `patient` gives it what they are ahead, too. Prompts that go on for long
+        `patient` gives the step what they are ahead of their pace, too: prompts that go on for long
         would leave nothing of that for who comes in the middle.
         """
         prefilling: list[Sequence] = []
@@ -533,14 +534,14 @@ class Scheduler:
 
 
 def _next_due_s(sequence: Sequence, tpot_s: float, now_s: float, *, patient: bool) -> float:
-    """When a stream's next token is due, `tpot_s` after the last one. If it is `patient`, that is
-    later by what it is ahead of that pace since its first one."""
+    """When a stream's next token is due, if `tpot_s` is to be the mean since its first one: earlier
+    than that after the last one where it is behind, which is made up for in steps of half that time
+    at least; and later where it is ahead, but only if it is `patient`."""
     if sequence.token_s is None or sequence.paced_s is None:
         return now_s + tpot_s  # its first one, of a prompt whose last token alone was not cached
-    due_s = sequence.token_s + tpot_s
-    if not patient:
-        return due_s
-    return max(due_s, sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s)
+    on_pace_s = sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s
+    due_s = max(on_pace_s, sequence.token_s + _CATCHING_UP * tpot_s)
+    return due_s if patient else min(due_s, sequence.token_s + tpot_s)
 
 
 def _rank(sequence: Sequence) -> Rank:

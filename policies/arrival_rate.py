@@ -13,7 +13,7 @@ _REMEMBERED = 256
 
 
 class _Brought(NamedTuple):
-    """So much is left at this time of all that a flow has brought: what was long ago counts less."""
+    """What is left at this time of all that a flow has brought: long ago counts less."""
 
     amount: float
     at_s: float

@@ -17,6 +17,16 @@ _BLOCKS_PER_PRIOR = 180
 """Where moving a block takes a fiftieth of computing it, writing on trust then goes on for about a
 third of the lower tier."""
 _EXPLORE_EVERY = 256
+_LEAST_REMEMBERED, _MOST_REMEMBERED = 32_768, 262_144
+_REMEMBERED_PER_BLOCK = 2
+
+
+def remembered_blocks(kept_blocks: int) -> int:
+    """How many blocks to remember where the device and DRAM together keep so many: twice those, so
+    that what comes back after it was pushed out is known to do so and is worth a copy below. About
+    700 bytes each, between 23 and 180 MB in all."""
+    remembered = _REMEMBERED_PER_BLOCK * kept_blocks
+    return max(_LEAST_REMEMBERED, min(_MOST_REMEMBERED, remembered))
 
 
 def choose_load(

@@ -1,7 +1,6 @@
 """One replica's bounded memory of blocks that were asked for, whether or not it still has them.
 
-As `cache.sightings`, which remembers a number of blocks: here they are tokens, as a trace's blocks
-may be many of the engine's.
+As `cache.sightings`, which also knows their texts.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from loadtest.simulate.directory import Place
-
-_REMEMBERED_TOKENS = 32_768 * 16
 
 
 class _Sighting:
@@ -25,18 +22,18 @@ class _Sighting:
 
 
 class Sightings:
-    """Of the blocks that were last asked for or pushed out, as many as have half a million tokens.
-    `forgotten` hears of each that was pushed out and leaves this memory, or is pushed out of
-    another tier, before it was asked for again; `asked_again` of the others."""
+    """The `most` blocks that were last asked for or pushed out. `forgotten` hears of each that was
+    pushed out and leaves this memory, or is pushed out of another tier, before it was asked for
+    again; `asked_again` of the others."""
 
     def __init__(
         self,
-        block_tokens: int,
+        most: int,
         *,
         asked_again: Callable[[Place], None],
         forgotten: Callable[[Place], None],
     ) -> None:
-        self._most = max(1, _REMEMBERED_TOKENS // block_tokens)
+        self._most = most
         self._asked_again = asked_again
         self._forgotten = forgotten
         self._known: OrderedDict[int, _Sighting] = OrderedDict()  # next to forget first

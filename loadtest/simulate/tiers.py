@@ -16,7 +16,7 @@ from loadtest.simulate.pool import Block, BlockPool
 from loadtest.simulate.redis_tier import RedisTier
 from loadtest.simulate.sightings import Sightings
 from policies.cost import CostModel
-from policies.tiering import WriteWorth, choose_load, probe_is_worth
+from policies.tiering import WriteWorth, choose_load, probe_is_worth, remembered_blocks
 
 _ENGINE_BLOCK_TOKENS = 16
 """What the engine's blocks have: `WriteWorth` counts those, of which a trace's may be many."""
@@ -68,8 +68,9 @@ class ReplicaTiers:
         self._per_block = per_block = max(1, round(block_tokens / _ENGINE_BLOCK_TOKENS))
         below = per_block * dram_blocks
         self._worths = {place: WriteWorth.over(below) for place in Place}
+        kept = per_block * (device_blocks + dram_blocks)
         self._sightings = Sightings(
-            block_tokens,
+            max(1, remembered_blocks(kept) // per_block),
             asked_again=lambda place: self._worths[place].asked_again(per_block),
             forgotten=lambda place: self._worths[place].forgotten(per_block),
         )

@@ -385,6 +385,20 @@ def test_streams_that_are_ahead_of_their_target_wait_longer():
             assert sum(chunk.tokens for chunk in planned) == beside
 
 
+@pytest.mark.parametrize(("late_s", "tokens"), [(0.0, 169), (0.05, 124), (0.1, 79), (9.0, 79)])
+def test_a_stream_that_is_behind_makes_up_for_it_in_shorter_steps(late_s, tokens):
+    """A step takes 10 ms and 1 ms a token; 90 % of some 200 ms between two tokens, less what it is
+    behind, may be predicted, but not less than of half of it."""
+    stage = FlowStage(step_tokens=250, step_s=0.2005)
+    stage.submit("stream", 16, max_tokens=99, priority=URGENT, tpot_s=0.2005)
+    stage.step()
+    stage.step()
+    stage.now_s += late_s
+    stage.step()
+    stage.submit("patient", 500, priority=PATIENT)
+    assert [chunk.tokens for chunk in stage.scheduler.schedule()] == [1, tokens]
+
+
 def test_a_step_is_over_when_the_first_stream_wants_its_next_token():
     """A step takes 10 ms and 1 ms a token; of 180 ms that are left of 200, 162 may be predicted."""
     stage = FlowStage(step_tokens=200, step_s=0.01)

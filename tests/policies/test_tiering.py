@@ -14,6 +14,7 @@ from policies.tiering import (
     choose_load,
     load_deadline_s,
     probe_is_worth,
+    remembered_blocks,
 )
 
 BLOCK = 16
@@ -239,3 +240,11 @@ def test_writing_follows_the_traffic():
 def test_a_second_look_comes_once_in_a_while():
     look = SecondLook(every_s=5.0)
     assert [second for second in range(100, 120) if look.due(float(second))] == [105, 110, 115]
+
+
+@pytest.mark.parametrize(
+    ("kept", "remembered"),
+    [(0, 32_768), (16_384, 32_768), (40_000, 80_000), (131_072, 262_144), (10**9, 262_144)],
+)
+def test_twice_the_blocks_that_are_kept_are_remembered(kept: int, remembered: int) -> None:
+    assert remembered_blocks(kept) == remembered
