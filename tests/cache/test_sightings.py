@@ -80,7 +80,7 @@ def test_the_end_of_a_prompt_is_forgotten_before_its_beginning():
 
 
 def test_long_blocks_are_fewer():
-    sightings = Sightings(100)
+    sightings = Sightings(32_768)
     for number in range(20):
         sightings.see([BlockKey(number.to_bytes(16), b"", bytes(1 << 20))])
     assert len(sightings) == 8

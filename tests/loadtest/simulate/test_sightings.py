@@ -9,8 +9,7 @@ class Heard:
         self.again: list[Place] = []
         self.forgotten: list[Place] = []
         self.sightings = Sightings(
-            # so large that four of them are remembered
-            (1 << 19) // 4,
+            4,
             asked_again=self.again.append,
             forgotten=self.forgotten.append,
         )
