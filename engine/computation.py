@@ -38,10 +38,11 @@ class Computed(NamedTuple):
 
 
 class _Aside(NamedTuple):
-    """A step whose executor has paused, by its chunks and their logit rows, less those whose
-    sequences have gone on without it since."""
+    """A step of so many sequences whose executor has paused, by its chunks and their logit rows,
+    less those whose sequences have gone on without it since."""
 
     rows: dict[Sequence, tuple[Chunk, range]]
+    sequences: int
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -85,7 +86,7 @@ class Computation:
             logits = cast(PausableExecutor, self._executor).start(batch)
             if logits is None:
                 rows = zip(chunks, ranges, strict=True)
-                self._aside = _Aside({each[0].sequence: each for each in rows})
+                self._aside = _Aside({each[0].sequence: each for each in rows}, len(chunks))
                 return None
             return self._outcomes(chunks, ranges, logits)
         except Exception as error:  # noqa: BLE001 - as in `run`
@@ -104,11 +105,14 @@ class Computation:
             return self._outcomes(aside.chunks, ranges, logits)
         except Exception as error:  # noqa: BLE001 - as in `run`
             self._aside = None
-            return self._each_alone(aside.chunks, error)
+            return self._each_alone(aside.chunks, error, of=aside.sequences)
 
-    def _each_alone(self, chunks: Ordered[Chunk], error: Exception) -> list[Computed]:
-        """After an attempt at all of them has failed. To be called where `error` is handled."""
-        if len(chunks) == 1:
+    def _each_alone(
+        self, chunks: Ordered[Chunk], error: Exception, *, of: int | None = None
+    ) -> list[Computed]:
+        """After an attempt at all of them has failed, which was one `of` so many sequences: of more
+        than these where some have gone on since. To be called where `error` is handled."""
+        if (of or len(chunks)) == 1:
             name = chunks[0].sequence.request.request_id
             _log.exception("request %s failed in its step", name)
             return [Computed(chunks[0], Outcome(error))]

@@ -411,8 +411,7 @@ class Engine:
         for how many seconds the step lay aside."""
         aside_s = 0.0
         allowance = Allowance(self._options.step_tokens)
-        with self._wake:
-            self._pauses.allow(priority, self._submitted)
+        self._allow_pauses(priority)
         try:
             computed = self._computation.start(chunks)
             if computed is not None:
@@ -421,9 +420,8 @@ class Engine:
                 while computed is None:
                     paused = time.perf_counter()
                     self._run_beside(priority, allowance)
-                    with self._wake:
-                        if not allowance.spent and not self._stopping:
-                            self._pauses.allow(priority, self._submitted)
+                    if not allowance.spent:
+                        self._allow_pauses(priority)
                     aside_s += time.perf_counter() - paused
                     computed = self._computation.resume()
         finally:
@@ -431,16 +429,26 @@ class Engine:
                 self._pauses.forbid()
         return computed, aside_s
 
+    def _allow_pauses(self, priority: int) -> None:
+        """Let the step give way to who comes with a lower priority, if he could begin: a pause in
+        vain leaves the caches cold."""
+        with self._wake:
+            if self._scheduler.takes_newcomers and not self._stopping:
+                self._pauses.allow(priority, self._submitted)
+
     def _run_beside(self, priority: int, allowance: Allowance) -> None:
         """While a step lies aside: bring those to their first token who are more urgent than
         `priority`, as far as allowed, and streams one token further with each of them. Aborts and
-        calls wait until that step is over."""
+        calls wait until that step is over. Always takes of the allowance."""
         with self._wake:
             self._pauses.forbid()
+        steps_before = allowance.steps
         while not allowance.spent and self._take_newcomers():
             self._let_answers_in()
             chunks = self._scheduler.schedule_beside(priority, allowance.tokens)
             if not chunks:
+                if allowance.steps == steps_before:
+                    allowance.take(0)
                 return
             shape = step_shape(chunks)
             allowance.take(shape.tokens)

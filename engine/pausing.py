@@ -20,7 +20,8 @@ class Allowance:
     """What may still run beside a step that has been put aside, all its pauses together.
 
     So many tokens as a step has, in a few steps: whoever is in the step that was put aside waits
-    about twice as long for it, and not longer.
+    about twice as long for it, and not longer. A pause in which nothing could run counts as a step
+    of no tokens: however many come, they cannot stop it at every op.
     """
 
     tokens: int

@@ -134,6 +134,12 @@ class Scheduler:
         return len(self.waiting) + len(self.loading) + lobby
 
     @property
+    def takes_newcomers(self) -> bool:
+        """Whether somebody who came now could begin while the step that was made last lies
+        aside."""
+        return bool(self._free_slots) and self._open_to_all and self._lobby is None
+
+    @property
     def next_batch_s(self) -> float | None:
         """On the clock, when a batch is made though nobody comes or ends; None if none is then."""
         return None if self._lobby is None else self._lobby.next_due_s(self._in_batch)
@@ -289,7 +295,7 @@ class Scheduler:
         prefilling: list[Sequence] = []
         planned, block_tokens, left = self._planned, self._block_tokens, tokens
         now_s = self._clock()
-        context, due_s = 0, math.inf
+        context, due_s, late_s = 0, math.inf, math.inf
         for sequence in self.running.copy():
             if sequence.slot is None:  # preempted for one before it
                 continue
@@ -307,10 +313,14 @@ class Scheduler:
             context += known
             target_s = sequence.request.tpot_s
             if target_s is not None:
-                due_s = min(due_s, _next_due_s(sequence, target_s, now_s, patient=patient))
+                own_s, own_late_s = _next_due_s(sequence, target_s, now_s, patient=patient)
+                if own_s < due_s:
+                    due_s = own_s
+                if own_late_s < late_s:
+                    late_s = own_late_s
         if due_s == math.inf:
             return Streams(len(planned), context), prefilling
-        return Streams(len(planned), context, due_s - now_s), prefilling
+        return Streams(len(planned), context, due_s - now_s, late_s - now_s), prefilling
 
     def _plan_turns(self, budget: StepBudget, prefilling: list[Sequence]) -> bool:
         """Give those who have a turn what is theirs; adds to `prefilling` who is let in for it.
@@ -533,15 +543,22 @@ class Scheduler:
         sequence.reach = sequence.uncached = 0
 
 
-def _next_due_s(sequence: Sequence, tpot_s: float, now_s: float, *, patient: bool) -> float:
+def _next_due_s(
+    sequence: Sequence, tpot_s: float, now_s: float, *, patient: bool
+) -> tuple[float, float]:
     """When a stream's next token is due, if `tpot_s` is to be the mean since its first one: earlier
     than that after the last one where it is behind, which is made up for in steps of half that time
-    at least; and later where it is ahead, but only if it is `patient`."""
-    if sequence.token_s is None or sequence.paced_s is None:
-        return now_s + tpot_s  # its first one, of a prompt whose last token alone was not cached
-    on_pace_s = sequence.paced_s + (sequence.known - sequence.paced_from) * tpot_s
-    due_s = max(on_pace_s, sequence.token_s + _CATCHING_UP * tpot_s)
-    return due_s if patient else min(due_s, sequence.token_s + tpot_s)
+    at least; and later where it is ahead, but only if it is `patient`. And when it would be due if
+    it were not behind."""
+    last_s, paced_s = sequence.token_s, sequence.paced_s
+    if last_s is None or paced_s is None:
+        next_s = now_s + tpot_s  # its first one, of a prompt whose last token alone was not cached
+        return next_s, next_s
+    next_s = last_s + tpot_s
+    on_pace_s = paced_s + (sequence.known - sequence.paced_from) * tpot_s
+    if on_pace_s < next_s:
+        return max(on_pace_s, last_s + _CATCHING_UP * tpot_s), next_s
+    return (on_pace_s, on_pace_s) if patient else (next_s, next_s)
 
 
 def _rank(sequence: Sequence) -> Rank:

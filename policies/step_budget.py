@@ -21,11 +21,13 @@ _LEAST_SHARE = 8
 class Streams(NamedTuple):
     """Those that take one token in the step: how many, and the sum of their contexts with these
     tokens included. `due_s` is the time from now until the first of them is to have its token, None
-    if none has a target between two tokens."""
+    if none has a target between two tokens. `late_s` is the time until it would be if none of them
+    had anything to make up for, not before `due_s`; None: the same."""
 
     sequences: int
     context_tokens: int
     due_s: float | None = None
+    late_s: float | None = None
 
 
 class StepBudget:
@@ -33,7 +35,9 @@ class StepBudget:
 
     If no token is due, prompts get all that is left. Otherwise they get what fits, and at least one
     block (`block_tokens`) in all, so that they move. If the streams are late even alone, which
-    smaller prefills cannot mend, that is an eighth of the step.
+    smaller prefills cannot mend, that is an eighth of the step. Where they are so only because they
+    make up for something, an eighth is the most, as far as it fits before they are late indeed: the
+    step of who is behind is never longer than it would be if he were not.
     """
 
     __slots__ = (
@@ -41,7 +45,9 @@ class StepBudget:
         "_block_tokens",
         "_context_read",
         "_goal_s",
+        "_late_s",
         "_least",
+        "_most",
         "_prefilled",
         "_sequences",
         "_step_s",
@@ -61,7 +67,9 @@ class StepBudget:
         self._block_tokens = block_tokens
         self._step_s = step_s
         self._goal_s = None if streams.due_s is None else _OF_TIME * streams.due_s
+        self._late_s = streams.late_s
         self._least: int | None = None
+        self._most: int | None = None  # of prompts, all together, whatever fits
         self._prefilled = 0
         self._sequences = streams.sequences
         self._attended = self._context_read = streams.context_tokens
@@ -77,11 +85,16 @@ class StepBudget:
         if self._goal_s is None or wanted <= 0:
             return max(0, wanted)
         if self._least is None:
+            self._least = self._block_tokens
             alone_s = self._predict_s(0, 0)
-            least = self._block_tokens
             if alone_s > self._goal_s:
-                least = max(least, self._tokens // _LEAST_SHARE)
-            self._least = least
+                share = max(self._block_tokens, self._tokens // _LEAST_SHARE)
+                if self._late_s is not None and alone_s <= _OF_TIME * self._late_s:
+                    self._goal_s, self._most = _OF_TIME * self._late_s, share
+                else:
+                    self._least = share
+        if self._most is not None:
+            wanted = min(wanted, max(0, self._most - self._prefilled))
         least = min(wanted, max(0, self._least - self._prefilled))
         fits, beyond = least, wanted + 1
         if self._predict_s(wanted, computed) <= self._goal_s:

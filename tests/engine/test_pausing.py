@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,14 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache.identity import CacheIdentity
+from engine.caching import CacheOptions, device_only, tiers_opener
 from engine.engine import Engine, EngineOptions
+from engine.pausing import Allowance
 from engine.request import FinishReason
 from policies.floors import ClassFloors
-from tests.engine.flow_stage import FlowStage
+from tests.engine.flow_stage import FlatCost, FlowStage
 from tests.engine.harness import Collector, request
 from tests.engine.mock_executor import MockExecutor, expected_text
+from tests.engine.pausing_watch import watch_beside
+from tests.engine.tiered_engines import ConstantCost
 
 URGENT, PATIENT = 0, 2
+IDENTITY = CacheIdentity("mock", "", "int32", "token-ids", 16, "tp1")
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -30,16 +39,30 @@ def prompt(seed: int, length: int) -> list[int]:
 class Stage:
     """An engine on a mock whose layers a test can act in, on the engine's own thread."""
 
-    def __init__(self, blocks: int = 64, **options: int) -> None:
+    def __init__(self, blocks: int = 64, *, dram_blocks: int = 0, **options: int) -> None:
+        """With `dram_blocks` there is DRAM for about so many, to which all that is complete is
+        copied, and from which it always pays to load."""
         chosen = {"max_context": 256, "max_running": 8, "step_tokens": 128, **options}
         self.collector = Collector()
         self.executor = MockExecutor(blocks)
-        self.engine = Engine(self.executor, frozenset(), EngineOptions(**chosen), self.collector)
+        cost = ConstantCost(token_flops=1e9, weight_bytes=1e9, kv_token_bytes=4.0, block_bytes=64)
+        dram_bytes = dram_blocks * 2 * int(self.executor.pages.shape[1])
+        below = CacheOptions(dram_bytes=dram_bytes, write_through=True, ahead_tokens=64)
+        self.engine = Engine(
+            self.executor,
+            frozenset(),
+            EngineOptions(**chosen),
+            self.collector,
+            tiers_opener(cost, IDENTITY, below) if dram_blocks else device_only,
+        )
         self.texts: dict[str, list[int]] = {}
         self._layers = 0
 
-    def submit(self, name: str, length: int, tokens: int = 4, **terms: int) -> None:
-        start = prompt(len(self.texts), length)
+    def submit(
+        self, name: str, length: int, tokens: int = 4, *, common: int = 0, **terms: int
+    ) -> None:
+        """The first `common` tokens of the prompt are everybody's."""
+        start = (prompt(99, common) + prompt(len(self.texts), length))[:length]
         self.texts[name] = expected_text(start, tokens)
         self.engine.submit(request(name, start, tokens, **terms))
 
@@ -191,8 +214,60 @@ def test_no_slot_is_taken_from_the_step_that_lies_aside(stages):
     stage.submit("patient", 200, priority=PATIENT)
     stage.in_layer(1, lambda: stage.submit("urgent", 20, priority=URGENT))
     stage.run()
+    assert stage.executor.pauses == []  # it would be in vain
     assert stage.executor.steps[:2] == [(128, 1), (20, 1)]
     assert stage.engine.stats().preemptions == 1  # afterwards
+
+
+def test_a_slot_that_comes_free_beside_is_somebody_elses_at_once(stages):
+    """The stream has its last token with the first newcomer's, and the second one its slot, for
+    whom the step pauses again; what is left of the step still writes to the stream's page."""
+    stage = stages(max_running=3)
+    stage.submit("stream", 20, tokens=2, priority=PATIENT)
+    stage.submit("patient", 200, priority=PATIENT)
+    names = iter((None,) * 4 + ("first", "second"))
+    stage.executor.in_layer = lambda _: (
+        stage.submit(name, 20, tokens=9, priority=URGENT) if (name := next(names, None)) else None
+    )
+    seen: Counter[str] = Counter()
+    watch_beside(stage.engine, seen)
+    stage.run()
+    assert stage.executor.pauses == [0, 1]
+    assert seen == {"gone on": 1, "ended": 1, "slot": 1}
+
+
+def test_who_is_left_of_a_failed_step_is_tried_alone(stages):
+    """The stream has gone on without it, but may have been the culprit."""
+    stage = stages()
+    stage.submit("stream", 20, tokens=2, priority=PATIENT)
+    stage.submit("patient", 200, priority=PATIENT)
+    layers = iter(range(100))
+
+    def act(_: int) -> None:
+        layer = next(layers)
+        if layer == 4:
+            stage.submit("urgent", 20, priority=URGENT)
+        elif layer == 5:
+            raise RuntimeError("the second half failed")
+
+    stage.executor.in_layer = act
+    stage.run()
+    assert stage.executor.pauses == [0]
+    assert stage.executor.steps[:3] == [(128, 2), (21, 2), (92, 1)]
+
+
+def test_pauses_in_vain_are_counted(stages, monkeypatch):
+    """However many come who cannot begin, the step goes on."""
+    monkeypatch.setattr("engine.engine.Allowance", partial(Allowance, steps=2))
+    stage = stages(max_running=16)
+    stage.submit("patient", 100, priority=PATIENT)
+    names = iter(("first", "second", "third"))
+    stage.executor.in_layer = lambda _: (
+        stage.submit(name, 129, priority=URGENT) if (name := next(names, None)) else None
+    )
+    stage.run()
+    assert stage.executor.pauses == [0, 1]
+    assert stage.executor.steps[0] == (100, 1)
 
 
 def test_no_page_is_taken_from_the_step_that_lies_aside(stages):
@@ -399,6 +474,31 @@ def test_a_stream_that_is_behind_makes_up_for_it_in_shorter_steps(late_s, tokens
     assert [chunk.tokens for chunk in stage.scheduler.schedule()] == [1, tokens]
 
 
+@pytest.mark.parametrize(("alone_s", "tokens"), [(0.06, 29), (0.01, 34), (0.082, 16), (0.1, 100)])
+def test_who_cannot_catch_up_has_no_longer_steps_for_it(alone_s, tokens):
+    """A step takes `alone_s` and 1 ms a token. Where that alone is more than 90 % of the half of
+    100 ms, prompts get an eighth of 800 tokens at most, and what fits into 90 ms; where it is more
+    than these, an eighth."""
+    stage = FlowStage(step_tokens=800, step_s=0.1, cost=FlatCost(alone_s, 0.001))
+    stage.submit("stream", 16, max_tokens=99, tpot_s=0.1)
+    stage.step()
+    stage.now_s += 1.0
+    stage.step()
+    stage.submit("patient", 500, priority=PATIENT)
+    assert [chunk.tokens for chunk in stage.scheduler.schedule()] == [1, tokens]
+
+
+def test_who_makes_up_for_something_lets_an_eighth_in_at_most():
+    """Of 800 tokens, which 1000 ms would have room for."""
+    stage = FlowStage(step_tokens=800, step_s=1.0, cost=FlatCost(0.5, 0.001))
+    stage.submit("stream", 16, max_tokens=99, tpot_s=1.0)
+    stage.step()
+    stage.now_s += 5.0
+    stage.step()
+    stage.submit("patient", 500, priority=PATIENT)
+    assert [chunk.tokens for chunk in stage.scheduler.schedule()] == [1, 100]
+
+
 def test_a_step_is_over_when_the_first_stream_wants_its_next_token():
     """A step takes 10 ms and 1 ms a token; of 180 ms that are left of 200, 162 may be predicted."""
     stage = FlowStage(step_tokens=200, step_s=0.01)
@@ -424,6 +524,56 @@ def test_nobody_is_let_in_beside_a_step_that_is_closed_to_all(monkeypatch, close
     with stage.scheduler.put_aside(chunks):
         planned = stage.scheduler.schedule_beside(1, 64)
     assert [chunk.tokens for chunk in planned] == ([] if closed else [20])
+
+
+def test_a_stream_without_a_page_waits_for_the_step_that_lies_aside():
+    """Its first token beside it has a page, its second one would need another; nobody is preempted
+    for it, and it is served when the step is over."""
+    stage = FlowStage(pages=12, step_tokens=64)
+    stream = stage.submit("stream", 15, max_tokens=9, priority=URGENT)
+    stage.step()
+    stage.submit("patient", 100, priority=PATIENT)
+    chunks = stage.scheduler.schedule()
+    stage.submit("urgent", 10, priority=URGENT)
+    with stage.scheduler.put_aside(chunks):
+        for chunk in stage.scheduler.schedule_beside(PATIENT, 64):
+            stage._take(chunk)
+        assert stream.known == 17
+        pool = stage.cache.device
+        taken = pool.take(pool.available())
+        stage.submit("late", 5, priority=URGENT)
+        assert stage.scheduler.schedule_beside(PATIENT, 53) == []
+        pool.release(taken)
+    stage._take(next(each for each in chunks if each.sequence is not stream))
+    assert stage.scheduler.preemptions == 0
+    assert stage.step()["stream"] == 1
+    stage.finish()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_pages_of_who_goes_on_are_nobody_elses(ends):
+    """Even where they are erased, and whatever comes: until the step is over, and not longer."""
+    stage = FlowStage(pages=12, step_tokens=64)
+    stream = stage.submit("stream", 15, max_tokens=2 if ends else 9, priority=URGENT)
+    stage.step()
+    stage.submit("patient", 100, priority=PATIENT)
+    chunks = stage.scheduler.schedule()
+    stage.submit("urgent", 10, max_tokens=1, priority=URGENT)
+    own = stream.pages.copy()
+    with stage.scheduler.put_aside(chunks):
+        for chunk in stage.scheduler.schedule_beside(PATIENT, 64):
+            stage._take(chunk)
+        assert ("stream" in stage.done) is ends
+        assert stage.cache.device.key_of(own[0]) is not None  # it is full, and can be found
+        stage.cache.erase(None, None)
+        pool = stage.cache.device
+        taken = pool.take(pool.available())
+        assert not {*own} & {*taken}
+        pool.release(taken)
+        stage.cache.check_integrity()
+    assert stage.cache.device.evictable_among(own) == ends
+    stage._take(next(each for each in chunks if each.sequence is not stream))
+    stage.finish()
 
 
 def test_who_lies_aside_cannot_be_removed():
@@ -489,3 +639,106 @@ def test_no_pause_changes_a_text(arrivals):
     assert stage.collector.outcomes["patient"].token_ids == stage.texts["patient"]
     stage.check()
     stage.engine.close()
+
+
+STREAMS = st.lists(
+    st.tuples(
+        st.sampled_from([1, 14, 15, 16]),  # prompt tokens
+        st.integers(2, 6),  # answer tokens
+        st.sampled_from([0, 1, 2]),
+    ),
+    min_size=2,
+    max_size=3,
+)
+NEWCOMERS = st.lists(
+    st.tuples(
+        st.integers(4, 16),  # the layer in which it comes: the first four are of streams' prompts
+        st.integers(1, 40),
+        st.sampled_from([0, 32]),  # of which everybody has these
+        st.integers(2, 4),
+        st.sampled_from([0, 0, 1]),
+        st.sampled_from(["served", "served", "served", "aborted", "fails"]),
+    ),
+    min_size=4,
+    max_size=8,
+)
+POISON = 1000
+
+
+def test_no_pause_changes_a_stream():
+    """Streams are in the step that lies aside, go on beside it and end there, their slots are
+    somebody else's, prompts fail beside it or are loaded from DRAM meanwhile, blocks are copied
+    there, and what is left of the step fails, all that on few pages. That this is what happens is
+    counted."""
+    seen: Counter[str] = Counter()
+    of_interest = ("gone on", "ended", "failed", "loads")
+
+    @given(
+        streams=STREAMS,
+        newcomers=NEWCOMERS,
+        blocks=st.integers(17, 21),
+        fails=st.integers(0, 3),
+        dram_blocks=st.sampled_from([0, 30, 200]),
+    )
+    @settings(max_examples=40, deadline=None)
+    def check(streams, newcomers, blocks, fails, dram_blocks):
+        stage = Stage(blocks, dram_blocks=dram_blocks, max_running=len(streams) + 2, step_tokens=48)
+        watch_beside(stage.engine, seen)
+        stage.executor.poison = POISON
+        plan: dict[int, list[Callable[[], None]]] = {}
+        bad: list[str] = []
+        for n, (layer, length, common, tokens, priority, fate) in enumerate(newcomers):
+            act = partial(stage.submit, f"r{n}", length, tokens, common=common, priority=priority)
+            if fate == "fails":
+                bad.append(f"r{n}")
+                poisoned = request(f"r{n}", [*prompt(n, length), POISON], 3, priority=priority)
+                act = partial(stage.engine.submit, poisoned)
+            plan.setdefault(layer, []).append(act)
+            if fate == "aborted":
+                plan.setdefault(layer + 1, []).append(partial(stage.engine.abort, f"r{n}"))
+        layers = iter(range(1000))
+        without = iter(range(1000))  # layers of steps without which streams have gone on
+
+        def act_in_layer(_: int) -> None:
+            layer = next(layers)
+            for act in plan.pop(layer, []):
+                act()
+            if stage.engine._scheduler._gone_on and next(without) == fails:
+                seen["failed"] += 1
+                raise RuntimeError("half a step failed")
+
+        def give_up_plan() -> list[Callable[[], None]]:
+            stage.executor.in_layer = None
+            return [act for _, rest in sorted(plan.items()) for act in rest]
+
+        def begin() -> None:
+            stage.executor.in_layer = act_in_layer
+            for n, (length, tokens, priority) in enumerate(streams):
+                stage.submit(f"stream{n}", length, tokens, priority=priority)
+            stage.submit("patient", 200, priority=PATIENT)
+
+        with closing(stage.engine):
+            stage.engine.start()
+            if dram_blocks:  # what is everybody's is there, and nowhere else
+                for name, length in (("warm", 40), ("other", 220), ("another", 220)):
+                    stage.submit(name, length, 1, common=32 if name == "warm" else 0)
+                    stage.collector.wait([name])
+            stage.engine.call(begin)
+            stage.collector.wait(["patient"])
+            for act in stage.engine.call(give_up_plan):
+                act()
+            stage.collector.wait([*stage.texts, *bad])
+            for name, text in stage.texts.items():
+                outcome = stage.collector.outcomes[name]
+                if outcome.finish is FinishReason.ABORT:
+                    text = text[: len(outcome.token_ids)]
+                assert outcome.token_ids == text, name
+            for name in bad:
+                assert stage.collector.outcomes[name].finish is FinishReason.ERROR
+            stage.engine.call(partial(stage.engine._cache._drain, 0, time.monotonic() + 30.0))
+            stage.check()
+            assert not stage.engine._scheduler._gone_on
+            seen["loads"] += sum(each.loads for each in stage.engine.cache_stats().tiers)
+
+    check()
+    assert min(seen[each] for each in of_interest) >= 2, seen

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from engine.executors.native_lowering import lower
 from engine.request import EngineRequest
 from tests.engine.harness import Collector, Outcome, request
 from tests.engine.native_models import ARCHITECTURES, open_native, random_ids
+from tests.engine.pausing_watch import watch_beside
 
 try:
     find_compiler()
@@ -37,11 +40,15 @@ class Interrupted:
         self.pages, self.forward, self.close = native.pages, native.forward, lambda: None
         self.plan: list[tuple[int, list[EngineRequest]]] = []
         self.engine: Engine
+        self.undisturbed = 0  # so many steps that can pause come before
         self.pauses = 0
         self._native = native
         self._asked = False
 
     def start(self, batch: StepBatch) -> torch.Tensor | None:
+        if self.undisturbed:
+            self.undisturbed -= 1
+            return self.forward(batch)
         return self._run(lambda: self._native.start(batch))
 
     def resume(self) -> torch.Tensor | None:
@@ -91,15 +98,22 @@ def serve(
     first: list[EngineRequest],
     plan: list[tuple[int, list[EngineRequest]]],
     later: list[EngineRequest],
+    *,
+    max_running: int = 4,
+    undisturbed: int = 0,
+    seen: Counter[str] | None = None,
 ) -> tuple[dict[str, Outcome], int]:
-    """What comes of all of them, and how often a step lay aside; from an empty cache."""
+    """What comes of all of them, and how often a step lay aside; from an empty cache. `seen` is for
+    `watch_beside`."""
     native.pages.zero_()
     executor, collector = Interrupted(native), Collector()
-    options = EngineOptions(max_context=256, max_running=4, step_tokens=96)
+    options = EngineOptions(max_context=256, max_running=max_running, step_tokens=96)
     engine = executor.engine = Engine(executor, frozenset(), options, collector)
+    if seen is not None:
+        watch_beside(engine, seen)
     everybody = [*first, *(each for _, requests in plan for each in requests), *later]
     try:
-        executor.plan = plan
+        executor.plan, executor.undisturbed = plan, undisturbed
         for each in first:
             engine.submit(each)
         engine.start()
@@ -163,3 +177,68 @@ def test_an_interruption_at_every_op(native):
         for name in "pr":
             assert outcomes[name].logprobs == expected[name].logprobs
             assert np.isfinite([each.logprob for each in outcomes[name].logprobs]).all()
+
+
+KINDS: list[dict[str, object]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.8},
+    {"temperature": 1.2, "choice_index": 1, "top_p": 0.9},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+    {"temperature": 0.8, "stop_token_ids": frozenset(range(20)), "repetition_penalty": 1.3},
+    {"temperature": 1.0, "prompt_logprobs": 1},
+]
+
+
+def ask_kind(name: str, kind: int, length: int, priority: int, tokens: int) -> EngineRequest:
+    """One of a few requests, so that not many lone runs are needed; two of a kind share a
+    beginning."""
+    params = {"logprobs": 2, "seed": 7 + kind, **KINDS[kind]}
+    ids = [int(each) for each in random_ids(240, kind)]
+    return request(name, ids[:length], tokens, priority=priority, **params)
+
+
+JOBS = st.tuples(
+    st.integers(0, len(KINDS) - 1),
+    st.sampled_from([1, 15, 16, 30]),  # prompt tokens
+    st.sampled_from([2, 3, 4]),  # answer tokens
+)
+
+
+def test_streams_that_go_on_or_end_beside_say_what_they_say_alone(native):
+    """Of any kind, wherever what they were in is interrupted; the newcomers, too, and the prompt
+    whose step it is. Log-probabilities as well, to the bit."""
+    seen: Counter[str] = Counter()
+    alone: dict[tuple[int, ...], Outcome] = {}
+
+    def lone(kind: int, length: int, tokens: int) -> Outcome:
+        if (kind, length, tokens) not in alone:
+            each = ask_kind("alone", kind, length, 2, tokens)
+            alone[kind, length, tokens] = serve(native, [each], [], [])[0]["alone"]
+        return alone[kind, length, tokens]
+
+    @given(
+        streams=st.lists(JOBS, min_size=2, max_size=3),
+        newcomers=st.lists(st.tuples(st.integers(0, OPS - 2), JOBS), min_size=6, max_size=10),
+    )
+    @settings(max_examples=12, deadline=None)
+    def check(streams, newcomers):
+        jobs = {f"s{n}": job for n, job in enumerate(streams)}
+        jobs["patient"] = (1, 240, 3)
+        first = [ask_kind(name, *job[:2], 2, job[2]) for name, job in jobs.items()]
+        plan = []
+        for n, (op, job) in enumerate(newcomers):
+            jobs[f"r{n}"] = job
+            plan.append((op, [ask_kind(f"r{n}", *job[:2], 0, job[2])]))
+        outcomes, _ = serve(
+            native, first, plan, [], max_running=len(first) + 1, undisturbed=1, seen=seen
+        )
+        assert {*outcomes} == {*jobs}
+        for name, job in jobs.items():
+            got, expected = outcomes[name], lone(*job)
+            assert got.finish is expected.finish, name
+            assert got.token_ids == expected.token_ids, name
+            assert got.logprobs == expected.logprobs, name
+            assert got.prompt_logprobs == expected.prompt_logprobs, name
+
+    check()
+    assert min(seen[each] for each in ("gone on", "ended", "slot")) >= 1, seen
