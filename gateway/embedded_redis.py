@@ -7,6 +7,8 @@ process itself holds as well: as long as one runs, or is still saving, nobody st
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import sys
 import threading
 import time
@@ -35,6 +37,8 @@ _log = structlog.get_logger("forebay.redis")
 
 _SOCKET = "valkey.sock"
 _SET_ASIDE = "dump.corrupt.rdb"
+_OWNER, _OWNER_TEXT = "owner", b"forebay embedded redis"
+"""A file beside what was saved: a keyed digest, by which the server secret is known again."""
 _POLL_S = 0.02
 _LOOK_AGAIN_S = 0.25
 _START_S = 10.0
@@ -50,13 +54,14 @@ _RETRY_S = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 @contextmanager
 def embedded_redis(
-    state: StateDir, memory_bytes: int, environ: Mapping[str, str]
+    state: StateDir, memory_bytes: int, environ: Mapping[str, str], *, secret: bytes = b""
 ) -> Iterator[str | None]:
     """A `unix://` URL that is served until the scope ends; `memory_bytes` is what it may hold.
 
     What it held is saved when the scope ends, or when the process does, however that happens, and
-    is there again next time. The server is not reached by Ctrl-C. If it ends by itself, it is
-    started anew at the same URL, empty.
+    is there again next time, unless it was saved under another `secret`, for which all of it is of
+    no use. The server is not reached by Ctrl-C. If it ends by itself, it is started anew at the
+    same URL, empty.
 
     None, after one warning, where there is no server to run. Raises ConfigError if another process
     holds the state directory's lock and its server does not answer, or if a directory cannot be
@@ -68,7 +73,7 @@ def embedded_redis(
         _log.warning("no embedded Redis, KV will not outlive this process", get_it=how)
         yield None
         return
-    keeper = _Keeper(program, state.private_directory("redis"), memory_bytes, environ)
+    keeper = _Keeper(program, state.private_directory("redis"), memory_bytes, environ, secret)
     try:
         yield keeper.start()
     finally:
@@ -83,10 +88,16 @@ class _Keeper:
     """
 
     def __init__(
-        self, program: Path, directory: Path, memory_bytes: int, environ: Mapping[str, str]
+        self,
+        program: Path,
+        directory: Path,
+        memory_bytes: int,
+        environ: Mapping[str, str],
+        secret: bytes,
     ) -> None:
         self._program = program
         self._directory = directory
+        self._owner = hmac.digest(secret, _OWNER_TEXT, hashlib.sha256)
         self._memory_bytes = memory_bytes
         self._socket = socket_path(directory, _SOCKET, environ)
         self._stop = threading.Event()
@@ -160,6 +171,7 @@ class _Keeper:
         """Run a server, and another when it ends, until told to stop."""
         if self._socket.parent != self._directory:
             make_private(self._socket.parent)
+        self._forget_anothers()
         lock.announce(self._socket)
         failures = 0
         while not self._stop.is_set():
@@ -177,6 +189,17 @@ class _Keeper:
         if self._socket.parent != self._directory:
             with suppress(OSError):
                 self._socket.parent.rmdir()
+
+    def _forget_anothers(self) -> None:
+        """Of what was saved under another secret nothing can be found, and gateways with this one
+        would be refused."""
+        saved, owner = self._directory / MEMORY_FILE, self._directory / _OWNER
+        before = owner.read_bytes() if owner.exists() else self._owner
+        if not hmac.compare_digest(before, self._owner):
+            saved.unlink(missing_ok=True)
+            _log.warning("the server secret has changed, embedded Redis starts empty")
+        owner.touch(mode=0o600)
+        owner.write_bytes(self._owner)
 
     def _launched(self, lock: InstanceLock) -> ValkeyProcess | None:
         """A server that answers; None, with nothing left running, if there is none or if told to

@@ -52,7 +52,7 @@ async def open_redis(
     async with AsyncExitStack() as held:
         embedded: str | None = None
         if settings.embedded:
-            embedded = await _start_embedded(settings, environ, held)
+            embedded = await _start_embedded(settings, environ, secret, held)
         url, kv_url = (
             embedded if wanted == EMBEDDED else None if wanted == OFF else wanted
             for wanted in (settings.url, settings.for_kv)
@@ -76,10 +76,10 @@ async def open_redis(
 
 
 async def _start_embedded(
-    settings: RedisSettings, environ: Mapping[str, str], held: AsyncExitStack
+    settings: RedisSettings, environ: Mapping[str, str], secret: bytes, held: AsyncExitStack
 ) -> str | None:
     """Its socket's URL; None, with a warning, where there is no server to start."""
-    server = embedded_redis(StateDir.open(environ), settings.memory, environ)
+    server = embedded_redis(StateDir.open(environ), settings.memory, environ, secret=secret)
     url = await asyncio.to_thread(server.__enter__)
     held.push_async_callback(asyncio.to_thread, server.__exit__, None, None, None)
     return url
@@ -106,8 +106,9 @@ async def _connect(options: RedisOptions, held: AsyncExitStack) -> RedisStore:
     if agrees is False:
         raise ConfigError(
             [
-                "redis: the gateways that use this Redis have another server secret; give all of "
-                "them the same one (server.secret_env), or this one another Redis"
+                "redis: this Redis is in use under another server secret; give all gateways the "
+                "same one (server.secret_env), this one another Redis, or, if the secret has "
+                "changed for good, empty it (FLUSHDB)"
             ]
         )
     return store

@@ -20,8 +20,8 @@ SURE = 0.75
 predicted for the last moment comes too late every other time. The queue that is not let in then
 would make nothing faster: it only has to be long enough not to run empty."""
 _PATIENCE = 0.25
-"""A prompt that takes longer than was promised when nothing else runs is no overload. It is let in
-where it waits for no longer than this part of what was promised."""
+"""A prompt that takes longer than was promised when nothing else runs, to read it, to compute it,
+is no overload. It is let in where it waits for no longer than this part of what was promised."""
 _LATE = 0.5
 """Whoever has waited until it is late runs when the queue is shorter than this part of what was
 promised: the rest of it is for those who can be in time."""
@@ -124,12 +124,13 @@ def _refused(prediction: Prediction, wish: Wish) -> Ruling | None:
 
 
 def _late_s(prediction: Prediction, wish: Wish, elapsed_s: float) -> float:
-    """How much too late its first token would be, if it had come so long ago."""
+    """How much too late its first token would be, if it had come so long ago; or by how much more
+    than it may anyway is in front of it, if that is less."""
     if wish.ttft_s is None:
         return 0.0
     alone_s = prediction.load_s + prediction.prefill_s
-    allowed_s = max(SURE * wish.ttft_s, alone_s + _PATIENCE * wish.ttft_s)
-    return elapsed_s + alone_s + prediction.queue_s - allowed_s
+    too_late_s = elapsed_s + alone_s + prediction.queue_s - SURE * wish.ttft_s
+    return min(too_late_s, prediction.queue_s - _PATIENCE * wish.ttft_s)
 
 
 def _overload(wish: Wish, reason: Reason, retry_after_s: int) -> Ruling:

@@ -112,6 +112,22 @@ def test_what_it_holds_is_there_again_next_time(state: StateDir) -> None:
         assert not saved.exists()
 
 
+def test_what_was_saved_under_another_secret_is_of_no_use(state: StateDir) -> None:
+    for secret, kept in ((b"first", 0), (b"first", 1), (b"second", 0), (b"second", 1)):
+        with (
+            capture_logs() as logged,
+            embedded_redis(state, MEMORY, {}, secret=secret) as url,
+            client(url) as connection,
+        ):
+            assert connection.exists("kv") == kept
+            connection.set("kv", "v")
+        said = [each["event"] for each in logged if each["log_level"] == "warning"]
+        assert bool(said) == (secret == b"second" and not kept), said
+    owner = state.path / "redis" / "owner"
+    assert b"second" not in owner.read_bytes()
+    assert stat.S_IMODE(owner.stat().st_mode) & 0o077 == 0
+
+
 def test_it_is_private_bounded_and_alone(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_ADMIN_KEY", "a-secret")
     with running(state) as url, client(url) as connection:

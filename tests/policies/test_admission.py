@@ -59,6 +59,12 @@ def test_a_long_prompt_is_no_overload_where_nobody_is_in_front() -> None:
     assert ruling == (Verdict.SHED, "slo", 4)
 
 
+def test_what_is_late_all_by_itself_is_let_in_where_little_waits() -> None:
+    wish = replace(WISH, ttft_s=0.005, elapsed_s=0.02)  # reading it alone took longer
+    for queue_s, verdict in ((0.0, Verdict.ADMIT), (0.001, Verdict.ADMIT), (0.002, Verdict.SHED)):
+        assert judge(Prediction(queue_s, 0.0, 0.03), wish).verdict is verdict
+
+
 @pytest.mark.parametrize("on_overload", OVERLOAD)
 def test_too_much_work_is_refused_whatever_was_promised(on_overload: OnOverload) -> None:
     wish = replace(WISH, ttft_s=None, max_queue_s=10.0, on_overload=on_overload)
