@@ -177,6 +177,7 @@ def _block_key(number: int) -> BlockKey:
 
 
 def _set_s(client: redis.Redis, values: Mapping[str, bytes]) -> float:
+    client.delete(*values)  # new keys, as the tier writes them
     began = time.perf_counter()
     for key, value in values.items():
         client.set(key, value)
@@ -184,6 +185,7 @@ def _set_s(client: redis.Redis, values: Mapping[str, bytes]) -> float:
 
 
 def _set_pipelined_s(client: redis.Redis, values: Mapping[str, bytes]) -> float:
+    client.delete(*values)
     began = time.perf_counter()
     pipeline = client.pipeline(transaction=False)
     for key, value in values.items():
@@ -209,6 +211,7 @@ def _get_pipelined_s(client: redis.Redis, values: Mapping[str, bytes]) -> float:
 
 
 def _store_s(tier: RedisTier, slots: Sequence[tuple[BlockKey, memoryview]]) -> float:
+    tier.erase(None).result(_REDIS_S)  # what is there already would not be written
     over = threading.Event()
     outcome: list[tuple[bool, ...]] = []
 

@@ -91,8 +91,13 @@ class Envelope:
         self.payload_bytes = payload_bytes
         self.header_bytes = header_bytes(block_tokens)
         self.slot_bytes = self.header_bytes + payload_bytes
-        self.value_bytes = self.slot_bytes + (0 if sealer is None else SEAL_BYTES)
-        self.key_prefix = KEY_PREFIX + identity_digest.hex().encode() + b":"
+        sealed_bytes = self.slot_bytes + SEAL_BYTES
+        self.value_bytes = self.slot_bytes if sealer is None else sealed_bytes
+        self.other_value_bytes = sealed_bytes if sealer is None else self.slot_bytes
+        """Of a value that was sealed where this envelope's are not, or the other way round."""
+        self.identity_name = identity_digest.hex().encode()
+        """How the identity stands in the blocks' keys."""
+        self.key_prefix = KEY_PREFIX + self.identity_name + b":"
         self._tokens_at = self.header_bytes - block_tokens * _TOKEN_BYTES
         self._padding = bytes(self._tokens_at - _FIXED.size)
         self._sealer = sealer

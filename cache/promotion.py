@@ -248,9 +248,13 @@ class Promotion:
             return
         present: set[int] = set()
         for asked, (index, there) in enumerate(zip(unknown, probe.present, strict=False)):
+            if tiers.was_erased(lookup.keys[index], lookup.erasure_mark):
+                continue  # the answer may be from before
             problem = Miss.EVICTED if tiers.is_stored(lookup.keys[index]) else None
             if asked in probe.damaged:
                 problem = Miss.CORRUPT
+            elif asked in probe.foreign:
+                problem = Miss.FOREIGN
             if not there and problem is not None:
                 lookup.misses[index] = problem
                 tiers.count_misses(Tier.REDIS, problem)

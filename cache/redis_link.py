@@ -60,7 +60,8 @@ class Lane(StrEnum):
 
 
 class RedisLink:
-    """All methods but `up`, `facts`, `secret_agrees` and `settled` belong to the loop's thread."""
+    """All methods but `up`, `facts`, `server_lives`, `secret_agrees` and `settled` belong to the
+    loop's thread."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
@@ -77,6 +78,8 @@ class RedisLink:
         self._outage_told = False
         self._danger_told = False
         self.facts = ServerFacts()
+        self.server_lives = 0
+        """Grows when Redis answers that may have been started anew, and have lost what it held."""
         self.secret_agrees: bool | None = None
         """Whether Redis is used under the same server secret; None while it was never asked."""
         self.settled = threading.Event()
@@ -191,6 +194,22 @@ class RedisLink:
                     break
                 await asyncio.sleep(_SCAN_PAUSE_S)
 
+    async def look_for_new_life(self) -> None:
+        """Ask the server who it is: one that was restarted while nobody asked anything, or between
+        two questions, shows by nothing else. Not for a cluster. Raises Late or Down."""
+        client = self._client
+        if not self.up or client is None:
+            raise Down("not connected")
+        if isinstance(client, RedisCluster):
+            return
+        patience_s = max(_SCAN_S, self._options.timeout_s)
+        until_s = asyncio.get_running_loop().time() + patience_s
+        async with self._lanes[Lane.STORE]:
+            facts = await self._answered(read_facts(client), until_s, patience_s)
+        if facts.run_id and facts.run_id != self.facts.run_id:
+            self.server_lives += 1
+            self.facts = facts
+
     def _nodes(self) -> list[ClusterNode | None]:
         if isinstance(self._client, RedisCluster):
             return list(self._client.get_primaries())
@@ -261,7 +280,10 @@ class RedisLink:
         await self._drop_client()
         client = plain_client(self._options, self._progress)
         self._client = client
-        self.facts = await read_facts(client)
+        facts = await read_facts(client)
+        if not facts.is_same_life(self.facts):
+            self.server_lives += 1
+        self.facts = facts
         if self.facts.cluster or self._options.cluster:
             await self._drop_client()
             self._client = await cluster_client(self._options, self._progress)

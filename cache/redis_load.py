@@ -22,6 +22,11 @@ _DELETE_UNLESS_SIZED = (
     b"if redis.pcall('STRLEN', KEYS[1]) ~= tonumber(ARGV[1]) "
     b"then return redis.call('UNLINK', KEYS[1]) else return 0 end"
 )
+_LENGTHEN_IF_SIZED = (
+    b"if redis.pcall('STRLEN', KEYS[1]) ~= tonumber(ARGV[1]) then return 0 end "
+    b"if redis.call('TTL', KEYS[1]) < tonumber(ARGV[2]) "
+    b"then redis.call('EXPIRE', KEYS[1], ARGV[2]) end return 1"
+)
 
 
 class Load:
@@ -93,3 +98,9 @@ def deletion(key: Any, value: Any) -> Command:
 def deletion_unless_sized(key: Any, value_bytes: int) -> Command:
     """A command that deletes `key` unless it holds a string of this size by now."""
     return ("EVAL", _DELETE_UNLESS_SIZED, 1, key, value_bytes)
+
+
+def lengthening(key: Any, value_bytes: int, life_s: int) -> Command:
+    """A command that lets `key` live for `life_s` at least, if it holds a string of this size; its
+    reply is 1 then, else 0."""
+    return ("EVAL", _LENGTHEN_IF_SIZED, 1, key, value_bytes, life_s)

@@ -17,10 +17,12 @@ _log = logging.getLogger("forebay.cache")
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Which of the asked blocks Redis has, in their order; or why that is not known. `damaged` are
-    the indexes of those that it has not, but something of another size or type in their place."""
+    the indexes of those that it has not, but something of another size or type in their place;
+    `foreign` of those that are sealed and should not be, or the other way round."""
 
     present: tuple[bool, ...] = ()
     damaged: frozenset[int] = frozenset()
+    foreign: frozenset[int] = frozenset()
     failed: Miss | None = None
 
 
@@ -38,8 +40,8 @@ class RedisCounters:
     """One model's traffic with Redis since start, and what is known of the server.
 
     `hits` and `misses` count blocks of fetches; a probe's answers are not in them. `dropped` counts
-    stores that did not happen: busy, quota, too_big, refused, error. `census_bytes` is of all
-    models, by tenant tag, and approximate.
+    stores that did not happen: busy, quota, too_big, refused, error. `census_bytes` is what
+    this model's blocks take, by tenant tag, and approximate.
     """
 
     hits: int

@@ -26,6 +26,13 @@ class ServerFacts:
     maxmemory_policy: str = ""
     maxmemory_bytes: int = 0
     cluster: bool = False
+    run_id: str = ""
+    """Of this node's process: another one may hold nothing of what this one held."""
+
+    def is_same_life(self, before: ServerFacts) -> bool:
+        """Whether certainly no process but that of `before` answers. Of a cluster only one node was
+        asked."""
+        return bool(self.run_id) and self.run_id == before.run_id and not self.cluster
 
     @property
     def danger(self) -> str | None:
@@ -53,6 +60,7 @@ async def read_facts(client: Redis) -> ServerFacts:
         maxmemory_policy=str(info.get("maxmemory_policy", "")),
         maxmemory_bytes=int(info.get("maxmemory", 0)),
         cluster=bool(info.get("cluster_enabled")),
+        run_id=str(info.get("run_id", "")),
     )
 
 

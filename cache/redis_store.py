@@ -11,6 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from cache.envelope import KEY_PREFIX, Envelope
@@ -57,6 +58,7 @@ class RedisStore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = threading.Event()
         self._stop = asyncio.Event()
+        self._count_is_old = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -135,6 +137,10 @@ class RedisStore:
             # Closed: its book may have been emptied just before this question came into it.
             question.lose()
 
+    def count_anew(self) -> None:
+        """Have the census counted soon. On the loop only."""
+        self._count_is_old.set()
+
     def _on_loop(self, loop: asyncio.AbstractEventLoop, function: Callable[[], Any]) -> bool:
         try:
             loop.call_soon_threadsafe(function)
@@ -196,11 +202,15 @@ class RedisStore:
     async def _count_regularly(self) -> None:
         while True:
             await self._link.wait_up()
+            self._count_is_old.clear()
             try:
                 await self._count()
+                await self._link.look_for_new_life()
             except (Down, Late):
                 _log.debug("the count of blocks in Redis was cut short")
-            await asyncio.sleep(_CENSUS_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CENSUS_S):
+                    await self._count_is_old.wait()
 
     async def _count(self) -> None:
         """Who has how much: every key by its name, one value of each identity by its size."""
@@ -215,7 +225,7 @@ class RedisStore:
             # A sample that has just expired has no size; then the last one known holds.
             if isinstance(size, int) and size > 0:
                 self._value_bytes[identity] = size
-        self._census.finish_count(mark, count.bytes_by_tenant(self._value_bytes))
+        self._census.finish_count(mark, count.bytes_by_holding(self._value_bytes))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

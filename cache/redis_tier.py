@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from cache.block import BlockKey
 from cache.envelope import Envelope, owner_pattern
-from cache.redis_census import Census
+from cache.redis_census import Census, Holding
 from cache.redis_client import Command
 from cache.redis_link import Down, Lane, Late, RedisLink
 from cache.redis_load import Load, deletion, deletion_unless_sized, is_other_type
@@ -29,9 +29,9 @@ _BACKGROUND_S = 2.0
 """Time for a command that nobody waits for."""
 
 _PROBE_KEYS = 1024
+"""Most keys of one round trip: about 10 ms of work, well within the control timeout."""
 _LOAD_PIECE_BYTES = 6 << 20
 """A prompt waits for a load: longer pipelines than a store's, which makes way for others."""
-"""Most keys of one round trip: about 10 ms of work, well within the control timeout."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -49,6 +49,10 @@ class Runner(Protocol):
 
     def call(self, function: Callable[[], None], question: Question[Any]) -> None:
         """Call `function` on the loop, or lose `question` if there is none any more."""
+        ...
+
+    def count_anew(self) -> None:
+        """Have the census counted soon. On the loop only."""
         ...
 
 
@@ -82,6 +86,11 @@ class RedisTier:
     def up(self) -> bool:
         """Whether questions go to Redis; if not, they are answered at once."""
         return self._link.up
+
+    @property
+    def server_lives(self) -> int:
+        """Grows when Redis may have been started anew, and hold nothing of what was stored."""
+        return self._link.server_lives
 
     @property
     def ttl_s(self) -> float:
@@ -146,7 +155,7 @@ class RedisTier:
         for _, slot in blocks:
             if len(slot) != self.envelope.slot_bytes:
                 raise ValueError(f"slot: {len(slot)} bytes, not {self.envelope.slot_bytes}")
-        size_bytes = self.envelope.value_bytes
+        size_bytes, name = self.envelope.value_bytes, self.envelope.identity_name
         if not blocks:
             return False
         if size_bytes > self._max_value_bytes:
@@ -158,7 +167,7 @@ class RedisTier:
         wanted = [
             index
             for index, (key, _) in enumerate(blocks)
-            if self._census.reserve(key.owner.tenant, size_bytes)
+            if self._census.reserve(Holding(name, key.owner.tenant), size_bytes)
         ]
         if not wanted:
             self._writer.give_room(len(blocks) * size_bytes)
@@ -221,7 +230,7 @@ class RedisTier:
                 load_s=traffic.load_s,
                 loaded_bytes=traffic.hits * self.envelope.payload_bytes,
                 stored_bytes=traffic.stores * self.envelope.value_bytes,
-                census_bytes=self._census.by_tenant(),
+                census_bytes=self._census.by_tenant(self.envelope.identity_name),
                 up=self.up,
                 times_opened=self._link.times_opened,
                 server_version=self._link.facts.version,
@@ -250,12 +259,12 @@ class RedisTier:
                 question.answer(Probe(failed=Miss.TIER_DOWN))
                 return
         value_bytes = self.envelope.value_bytes
-        damaged = frozenset(
-            index for index, size in enumerate(sizes) if size not in (0, value_bytes)
-        )
-        if damaged:
-            self._discard([deletion_unless_sized(commands[i][1], value_bytes) for i in damaged])
-        question.answer(Probe(tuple(size == value_bytes for size in sizes), damaged))
+        wrong = [index for index, size in enumerate(sizes) if size not in (0, value_bytes)]
+        if wrong:
+            self._discard([deletion_unless_sized(commands[i][1], value_bytes) for i in wrong])
+        foreign = frozenset(i for i in wrong if sizes[i] == self.envelope.other_value_bytes)
+        present = tuple(size == value_bytes for size in sizes)
+        question.answer(Probe(present, frozenset(wrong) - foreign, foreign))
 
     async def _fetch(self, load: Load, deadline_s: float) -> None:
         """Piece by piece over one connection: more at a time only compete for this thread."""
@@ -338,6 +347,10 @@ class RedisTier:
         except (Down, Late):
             question.lose()
             return
-        if tenant is not None and scope is None:
-            self._census.forget(tenant)
+        if tenant is None:
+            self._census.forget(identity=self.envelope.identity_name)
+        elif scope is None:
+            self._census.forget(tenant=tenant)
+        elif erased:  # how much of the tenant's that was is not known
+            self._runner.count_anew()
         question.answer(erased)

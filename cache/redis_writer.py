@@ -9,14 +9,16 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from redis.exceptions import ResponseError
 
 from cache.block import BlockKey
 from cache.envelope import Envelope
-from cache.redis_census import Census
+from cache.redis_census import Census, Holding
 from cache.redis_client import Command
 from cache.redis_link import Down, Lane, Late, RedisLink
+from cache.redis_load import lengthening
 from cache.redis_report import Question, Traffic
 
 _log = logging.getLogger("forebay.cache")
@@ -55,6 +57,10 @@ class StoreJob:
     @property
     def size_bytes(self) -> int:
         return len(self.wanted) * self.envelope.value_bytes
+
+    def holding(self, index: int) -> Holding:
+        """What the census counts a block under."""
+        return Holding(self.envelope.identity_name, self.keys[index].owner.tenant)
 
 
 class RedisWriter:
@@ -128,31 +134,71 @@ class RedisWriter:
                     return
 
     async def _write_piece(self, job: StoreJob, indexes: Sequence[int]) -> None:
-        expiry_s = math.ceil(job.ttl_s)
+        """Write these blocks. One that is there already stays, with the longer of both lives: who
+        stored it may have been asked to keep it for longer than this process knows."""
+        there = await self._set(job, indexes, only_new=True)
+        if not there:
+            return
+        commands: list[Command] = [
+            lengthening(
+                job.envelope.key_of(job.keys[index]),
+                job.envelope.value_bytes,
+                math.ceil(job.ttl_s),
+            )
+            for index in there
+        ]
+        gone: list[int] = []
+        for index, reply in zip(there, await self._ask(commands), strict=True):
+            if isinstance(reply, ResponseError):
+                self._refused(job, index)
+            elif reply:
+                self._census.give_back(job.holding(index), job.envelope.value_bytes)
+                self._is_stored(job, index)
+            else:
+                gone.append(index)
+        if gone:
+            await self._set(job, gone, only_new=False)
+
+    async def _set(self, job: StoreJob, indexes: Sequence[int], *, only_new: bool) -> list[int]:
+        """Send these blocks. With `only_new` those whose key exists stay as they are: they are
+        returned."""
+        condition = ("NX",) if only_new else ()
         commands: list[Command] = [
             (
                 "SET",
                 job.envelope.key_of(job.keys[index]),
                 job.envelope.wrap(job.keys[index], job.slots[index]),
                 "EX",
-                expiry_s,
+                math.ceil(job.ttl_s),
+                *condition,
             )
             for index in indexes
         ]
-        loop = asyncio.get_running_loop()
-        replies = await self._link.ask(
-            Lane.STORE, commands, loop.time() + _PIECE_S, patience_s=_PATIENCE_S
-        )
-        for index, reply in zip(indexes, replies, strict=True):
+        there: list[int] = []
+        for index, reply in zip(indexes, await self._ask(commands), strict=True):
             if isinstance(reply, ResponseError):
-                job.traffic.drop("refused")
-                self._forgo(job, [index])
-                self._refused_until_s = loop.time() + _REFUSED_PAUSE_S
+                self._refused(job, index)
+            elif reply is None:
+                there.append(index)
             else:
-                job.wanted.remove(index)
-                job.stored[index] = True
-                job.traffic.stored(1)
-                self._census.stored(job.keys[index].owner.tenant, job.envelope.value_bytes)
+                self._census.stored(job.holding(index), job.envelope.value_bytes)
+                self._is_stored(job, index)
+        return there
+
+    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        """The replies. Raises Late or Down."""
+        until_s = asyncio.get_running_loop().time() + _PIECE_S
+        return await self._link.ask(Lane.STORE, commands, until_s, patience_s=_PATIENCE_S)
+
+    def _is_stored(self, job: StoreJob, index: int) -> None:
+        job.wanted.remove(index)
+        job.stored[index] = True
+        job.traffic.stored(1)
+
+    def _refused(self, job: StoreJob, index: int) -> None:
+        job.traffic.drop("refused")
+        self._forgo(job, [index])
+        self._refused_until_s = asyncio.get_running_loop().time() + _REFUSED_PAUSE_S
 
     def _leave_out(
         self, job: StoreJob, envelope: Envelope, tenant: bytes | None, scope: bytes | None
@@ -169,7 +215,7 @@ class RedisWriter:
     def _forgo(self, job: StoreJob, indexes: Sequence[int]) -> None:
         for index in indexes:
             job.wanted.remove(index)
-            self._census.give_back(job.keys[index].owner.tenant, job.envelope.value_bytes)
+            self._census.give_back(job.holding(index), job.envelope.value_bytes)
 
     def _end(self, job: StoreJob) -> None:
         self._forgo(job, list(job.wanted))

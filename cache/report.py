@@ -24,7 +24,8 @@ class Miss(StrEnum):
     LATE = "late"
     CORRUPT = "corrupt"
     FOREIGN = "foreign"
-    """Redis held something of another identity, owner or text under the block's key."""
+    """Redis held something of another identity, owner or text under the block's key, or the block
+    sealed where it should not be, or the other way round."""
     NO_ROOM = "no_room"
     AFTER_GAP = "after_gap"
     """A block before it was missing."""

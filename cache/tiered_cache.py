@@ -18,6 +18,7 @@ from cache.block_pool import BlockPool, Share
 from cache.demotion import BLOCKS_AT_ONCE, Demotion
 from cache.explanation import explain
 from cache.promotion import Found, Lookup, Promotion
+from cache.redis_store import Probe
 from cache.report import CacheStats, CacheUse, Erased, TenantShare, TierStats
 from cache.tiers import Tiers
 from policies.cost import CostModel
@@ -77,6 +78,7 @@ class TieredCache:
 
     def maintain(self) -> None:
         """Between steps: copy down what will be pushed out soon."""
+        self._tiers.notice_new_redis()
         self._demotion.maintain(self._tiers.now_s())
 
     def look_up(self, keys: Sequence[BlockKey], tenant: bytes, prompt_tokens: int) -> Lookup:
@@ -305,11 +307,16 @@ class TieredCache:
         tiers, dram = self._tiers, self._tiers.dram
         deadline = time.monotonic() + timeout_s
         self._drain(0, deadline)
+        tiers.notice_new_redis()
         if dram is None or not tiers.redis_up:
             return
         now = tiers.now_s()
         slots = dram.pool.cached_in_order(now)
         pages = tiers.device.cached_in_order(now)
+        held = [dram.pool.key_of(slot) for slot in slots]
+        held += [tiers.device.key_of(page) for page in pages]
+        self._check_stored([key for key in held if key is not None and tiers.is_stored(key)])
+        self._drain(0, deadline)
         room = max(1, self._demotion.room_for_stores)
         size = max(1, min(_SAVE_BATCH, room // 2))
         under_way = min(_SAVE_BATCH, room - size) // BLOCKS_AT_ONCE
@@ -339,6 +346,23 @@ class TieredCache:
     def _asked_before(self, keys: Sequence[BlockKey], pages: Sequence[int]) -> list[int]:
         seen = self._tiers.sightings.times_seen
         return [page for key, page in zip(keys, pages, strict=False) if seen(key) > 1]
+
+    def _check_stored(self, keys: Sequence[BlockKey]) -> None:
+        """Ask Redis whether it still holds these: it may have pushed them out, or been emptied."""
+        tiers = self._tiers
+        assert tiers.redis is not None
+
+        def answered(probe: Probe) -> None:
+            tiers.mail.post(lambda: settle(probe))
+
+        def settle(probe: Probe) -> None:
+            tiers.in_flight -= 1
+            for key, there in zip(keys, probe.present, strict=False):
+                if not there:
+                    tiers.note_stored(key, None)
+
+        tiers.in_flight += 1
+        tiers.redis.probe(keys, answered)
 
     def _drain(self, in_flight: int, deadline: float) -> None:
         """Until at most so many transfers are under way, or time is up."""

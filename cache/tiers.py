@@ -117,6 +117,7 @@ class Tiers:
         """Of this cache's life: a later one has a larger epoch."""
         self._redis_changes = self.journal.of(Tier.REDIS)
         self._stored: OrderedDict[bytes, _Stored] = OrderedDict()  # by link
+        self._stored_in_life = 0 if redis is None else redis.server_lives
         self._erasures: list[tuple[bytes | None, bytes | None]] = []
         self._erasures_before = 0
         device.changes = self.journal.of(Tier.DEVICE)
@@ -161,6 +162,13 @@ class Tiers:
         if len(self._stored) > _KNOWN_STORED:
             oldest, _ = self._stored.popitem(last=False)
             self._redis_changes.removed(oldest)
+
+    def notice_new_redis(self) -> None:
+        """Forget what Redis was known to hold if it may have been started anew since: what is still
+        above is written once more, as far as Redis has not got it, when it is worth it."""
+        if self.redis is not None and self.redis.server_lives != self._stored_in_life:
+            self._stored_in_life = self.redis.server_lives
+            self._forget_stored(list(self._stored))
 
     @property
     def redis_up(self) -> bool:

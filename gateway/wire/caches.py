@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ApiError, bad_request
@@ -13,6 +13,7 @@ from gateway.wire.fields import Fields
 from gateway.wire.generation import read_user
 from gateway.wire.json_body import parse_object
 from gateway.wire.messages import Conversation, read_messages
+from gateway.wire.unknown_names import refuse_unknown_fields
 from gateway.wire.unsupported import NAMED_PREFIX, refuse_unsupported
 from gateway.wire.usage import Usage
 
@@ -21,10 +22,23 @@ MOST_TTL_S = 30 * 86_400
 DEFAULT_TTL_S = 3600
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,64}")
 
+_SHARED = "all of the tenant's chats can begin with a named prefix, whatever they send."
+_OF_CHATS: Mapping[str, str] = {
+    "prompt_cache_key": _SHARED,
+    "cache_salt": _SHARED,
+    "prompt_cache_retention": "a named prefix is kept for its ttl.",
+    "cached_content": "a named prefix cannot begin with another one.",
+}
+"""Fields that mean something in a chat and would mean something else here, with the reason."""
+
+_OF_EXTENSIONS = ("ttl", "user", "safety_identifier")
+_OF_NEW = ("name", "model", "messages", *_OF_EXTENSIONS)
+
 
 @dataclass(frozen=True, slots=True)
 class NewCache:
-    """The body that creates a named prefix. `unknown` are names that no field of it has."""
+    """The body that creates a named prefix. `unknown` are names within its messages that no field
+    there has, which are passed over as in a chat."""
 
     name: str
     model: str
@@ -40,7 +54,6 @@ class Extension:
 
     ttl_s: float
     user: str | None
-    unknown: tuple[str, ...]
 
 
 def read_new_cache(body: bytes | bytearray) -> NewCache:
@@ -57,16 +70,19 @@ def read_new_cache(body: bytes | bytearray) -> NewCache:
             param="messages",
         )
     refuse_unsupported(fields, NAMED_PREFIX)
+    for field in fields.given(_OF_CHATS):
+        raise fields.wrong(field, f"has no place here: {_OF_CHATS[field]}")
     ttl_s, user = _read_ttl(fields), read_user(fields)
-    unknown = (*fields.unread(), *conversation.unknown)
-    return NewCache(name, model, user, conversation, ttl_s, unknown)
+    refuse_unknown_fields(fields.unread(), _OF_NEW)
+    return NewCache(name, model, user, conversation, ttl_s, tuple(conversation.unknown))
 
 
 def read_extension(body: bytes | bytearray) -> Extension:
     """Validate it; raises the 400 that names the field which is wrong."""
     fields = Fields(parse_object(body))
     ttl_s, user = _read_ttl(fields), read_user(fields)
-    return Extension(ttl_s, user, tuple(fields.unread()))
+    refuse_unknown_fields(fields.unread(), _OF_EXTENSIONS)
+    return Extension(ttl_s, user)
 
 
 def is_cache_name(name: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cache.block import Owner
 from cache.envelope import Envelope
 from cache.redis_store import RedisStore
 from cache.report import Miss
@@ -184,6 +185,7 @@ def test_stopped_and_restarted_empty(server: Valkey, caplog: pytest.LogCaptureFi
         tier = store.tier(shape)
         keys, slots = block_keys(3), filled_slots(shape, 3)
         save(tier, keys, slots)
+        assert tier.server_lives == 1
         server.kill()
         failures = 0
         while store.up:
@@ -196,8 +198,22 @@ def test_stopped_and_restarted_empty(server: Valkey, caplog: pytest.LogCaptureFi
         assert save(tier, keys, slots) == (True,) * 3
         assert store.check_secret(1.0) is True
         assert tier.stats().times_opened == 1
+        assert tier.server_lives == 2
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
     assert "answers again" in caplog.text
+
+
+def test_a_restart_that_nobody_noticed_shows_at_the_next_count(server: Valkey) -> None:
+    with running_store(server.url) as store:
+        tier = store.tier(envelope(store))
+        keys = block_keys(1, Owner(b"acme____", b"ann_____"))
+        save(tier, keys, filled_slots(tier.envelope, 1))
+        server.kill()
+        server.start()
+        save(tier, keys, filled_slots(tier.envelope, 1))
+        assert tier.stats().times_opened == 0
+        assert tier.erase(*keys[0].owner).result(5) == 1  # which makes it count anew
+        until(lambda: tier.server_lives == 2)
 
 
 def test_frozen_costs_one_timeout_once(server: Valkey) -> None:
@@ -221,6 +237,7 @@ def test_frozen_costs_one_timeout_once(server: Valkey) -> None:
             server.thaw()
         until(lambda: store.up)
         assert fetch(tier, keys, into).outcomes == (None,) * 3
+        assert tier.server_lives == 1, "it is the server that it was"
 
 
 def test_frozen_under_a_load_costs_a_timeout_not_the_deadline(server: Valkey) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from cache.block import Owner
 from cache.envelope import KEY_PREFIX
-from cache.redis_census import Census, KeyCount
+from cache.redis_census import Census, Holding, KeyCount
 from tests.cache.redis_blocks import (
     ACME,
     BETA,
@@ -61,13 +62,13 @@ def test_a_census_finds_what_others_stored(server: Valkey) -> None:
         save(store.tier(large), block_keys(2), filled_slots(large, 2))
         save(store.tier(small), block_keys(1, BETA), filled_slots(small, 1))
     with running_store(server.url) as store:
-        tier = store.tier(small)
-        expected = {
-            ACME.tenant: 4 * small.value_bytes + 2 * large.value_bytes,
-            BETA.tenant: small.value_bytes,
-        }
-        until(lambda: tier.stats().census_bytes == expected)
-        tier.set_quotas({ACME.tenant: expected[ACME.tenant]})
+        tier, other = store.tier(small), store.tier(large)
+        of_small = {ACME.tenant: 4 * small.value_bytes, BETA.tenant: small.value_bytes}
+        until(lambda: tier.stats().census_bytes == of_small)
+        of_large = 2 * large.value_bytes
+        assert other.stats().census_bytes == {ACME.tenant: of_large}
+        # a quota is for all models together
+        tier.set_quotas({ACME.tenant: of_small[ACME.tenant] + of_large})
         assert save(tier, block_keys(1, seed=3), filled_slots(small, 1)) is None
 
 
@@ -96,6 +97,8 @@ def test_erasing_one_user(server: Valkey) -> None:
         assert tier.erase(ACME.tenant, ann.scope).result(5) == 3
         assert probe(tier, block_keys(3, ann)).present == (False,) * 3
         assert probe(tier, block_keys(3, bob)).present == (True,) * 3
+        # counted at once, not at the next regular count: a quota has its room again
+        until(lambda: tier.stats().census_bytes == {ACME.tenant: 3 * shape.value_bytes})
         with pytest.raises(ValueError, match="scope: needs a tenant"):
             tier.erase(None, ann.scope)
 
@@ -107,6 +110,8 @@ def test_flushing_a_model_spares_other_models_and_other_keys(server: Valkey) -> 
         save(store.tier(shape), block_keys(1500), filled_slots(shape, 1) * 1500)
         save(store.tier(other), block_keys(2), filled_slots(other, 2))
         assert store.tier(shape).erase(None).result(10) == 1500
+        assert store.tier(shape).stats().census_bytes == {}
+        assert store.tier(other).stats().census_bytes == {ACME.tenant: 2 * other.value_bytes}
         assert len(list(client.scan_iter(KEY_PREFIX + b"*"))) == 2
         assert client.get("limits:acme") == b"1"
 
@@ -132,26 +137,41 @@ def test_what_waits_to_be_stored_is_erased_too(server: Valkey) -> None:
 
 
 def test_census_counts_and_gives_back() -> None:
+    a, b, c = (Holding(b"model", tenant) for tenant in (b"a", b"b", b"c"))
     census = Census()
     census.set_quotas({b"a": 10})
-    assert census.reserve(b"a", 6)
-    assert not census.reserve(b"a", 6)
-    assert census.reserve(b"b", 600)
-    census.give_back(b"a", 6)
-    assert census.reserve(b"a", 10)
-    census.stored(b"a", 10)
-    census.stored(b"b", 600)
-    assert census.reserve(b"b", 7)
+    assert census.reserve(a, 6)
+    assert not census.reserve(a, 6)
+    assert census.reserve(b, 600)
+    census.give_back(a, 6)
+    assert census.reserve(a, 10)
+    census.stored(a, 10)
+    census.stored(b, 600)
+    assert census.reserve(b, 7)
     mark = census.start_count()
-    census.stored(b"b", 7)
-    assert census.reserve(b"b", 50)
-    census.finish_count(mark, {b"a": 4, b"b": 700, b"c": 1})
-    assert census.by_tenant() == {b"a": 4, b"b": 757, b"c": 1}
-    assert census.reserve(b"a", 6)
-    assert not census.reserve(b"a", 1)
-    census.stored(b"a", 6)
-    census.forget(b"a")
-    assert b"a" not in census.by_tenant()
+    census.stored(b, 7)
+    assert census.reserve(b, 50)
+    census.finish_count(mark, {a: 4, b: 700, c: 1})
+    assert census.by_tenant(b"model") == {b"a": 4, b"b": 757, b"c": 1}
+    assert census.reserve(a, 6)
+    assert not census.reserve(a, 1)
+    census.stored(a, 6)
+    census.forget(tenant=b"a")
+    assert b"a" not in census.by_tenant(b"model")
+
+
+def test_a_census_tells_models_apart_and_a_quota_does_not() -> None:
+    small, large = Holding(b"small", b"a"), Holding(b"large", b"a")
+    census = Census()
+    census.set_quotas({b"a": 10})
+    assert census.reserve(small, 4)
+    census.stored(small, 4)
+    census.finish_count(Counter(), {large: 3})
+    assert (census.by_tenant(b"small"), census.by_tenant(b"large")) == ({b"a": 4}, {b"a": 3})
+    assert not census.reserve(small, 4)
+    census.forget(identity=b"large")
+    assert (census.by_tenant(b"small"), census.by_tenant(b"large")) == ({b"a": 4}, {})
+    assert census.reserve(small, 6)
 
 
 def test_key_count_goes_by_identity_and_ignores_other_keys() -> None:
@@ -162,4 +182,7 @@ def test_key_count_goes_by_identity_and_ignores_other_keys() -> None:
     count.add([b"forebay:kv:broken", b"something:else"])
     sizes = {identity: 10 if b"69" in identity else 100 for identity in count.samples}
     assert len(sizes) == 2
-    assert count.bytes_by_tenant(sizes) == {ACME.tenant: 30, BETA.tenant: 200}
+    assert count.bytes_by_holding(sizes) == {
+        Holding(small.identity_name, ACME.tenant): 30,
+        Holding(large.identity_name, BETA.tenant): 200,
+    }

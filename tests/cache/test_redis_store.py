@@ -113,6 +113,29 @@ def test_blocks_expire(server: Valkey) -> None:
         assert 4900 < client.ttl(shape.key_of(keys[1])) <= 5000
 
 
+def test_storing_again_never_shortens_a_life(server: Valkey) -> None:
+    with running_store(server.url, ttl_s=100) as store, server.client() as client:
+        shape = envelope(store)
+        tier = store.tier(shape)
+        keys, slots = block_keys(4), filled_slots(shape, 4)
+        names = [shape.key_of(key) for key in keys]
+        done = Once()
+        assert tier.store(list(zip(keys[:1], slots[:1], strict=True)), done, ttl_s=5000)
+        assert done.wait() == (True,)
+        client.set(names[1], b"of another size", ex=9000)
+        client.lpush(names[2], b"of another type")
+        assert save(tier, keys, slots) == (True,) * 4
+        lives = [client.ttl(name) for name in names]
+        assert 4900 < lives[0] <= 5000
+        assert all(90 < life <= 100 for life in lives[1:])
+        assert fetch(tier, keys, buffers(shape, 4)).outcomes == (None,) * 4
+        again, counted = Once(), tier.stats().census_bytes
+        assert tier.store(list(zip(keys, slots, strict=True)), again, ttl_s=7000)
+        assert again.wait() == (True,) * 4
+        assert all(6900 < client.ttl(name) <= 7000 for name in names)
+        assert tier.stats().census_bytes == counted, "what was there is counted once more"
+
+
 def test_sealed_blocks_show_neither_text_nor_payload(server: Valkey) -> None:
     with running_store(server.url, encrypt=True) as store, server.client() as client:
         shape = envelope(store)
@@ -133,6 +156,20 @@ def test_values_of_another_size_are_not_there_and_go(server: Valkey) -> None:
         found = probe(store.tier(shape), keys)
         assert found.present == (False, False, False)
         assert found.damaged == {0, 1}
+        until(lambda: not client.exists(*map(shape.key_of, keys)))
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "sealed"])
+def test_blocks_of_the_other_encryption_are_foreign_and_go(server: Valkey, encrypt: bool) -> None:
+    keys = block_keys(2)
+    with running_store(server.url, encrypt=not encrypt) as store:
+        other = envelope(store)
+        save(store.tier(other), keys, filled_slots(other, 2))
+    with running_store(server.url, encrypt=encrypt) as store, server.client() as client:
+        shape = envelope(store)
+        client.set(shape.key_of(keys[1]), b"cut short")
+        found = probe(store.tier(shape), keys)
+        assert (found.present, found.damaged, found.foreign) == ((False, False), {1}, {0})
         until(lambda: not client.exists(*map(shape.key_of, keys)))
 
 

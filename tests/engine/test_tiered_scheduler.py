@@ -312,11 +312,49 @@ def test_a_durable_prefix_is_not_written_at_every_use():
     assert stage.redis.sent == 8
 
 
+def test_what_an_empty_redis_has_lost_is_written_again():
+    stage = TierStage(slots=40)
+    for name in "12":
+        stage.run(name, prompt(1, 4))
+    keys = stage.done["2"].block_keys(16, 64)
+    stage.redis.values.clear()
+    stage.run("3", prompt(1, 4))
+    assert not stage.redis.values, "it is not asked for what it is known to hold"
+    stage.redis.server_lives += 1
+    stage.step()
+    assert not any(stage.tiers.is_stored(key) for key in keys)
+    assert not stage.told.held[Tier.REDIS]
+    stage.run("4", prompt(1, 4))
+    assert stage.redis.values.keys() == {key.link for key in keys}
+    stage.check()
+
+
+def test_an_answer_from_before_an_erasure_says_nothing_of_what_redis_holds():
+    stage = TierStage(pages=24, slots=48)
+    for name in "12":
+        stage.run(name, prompt(1, 4))
+    keys = stage.done["2"].block_keys(16, 64)
+    stage.cache.clear_dram()
+    stage.tiers.device.clear()
+    stage.submit("3", prompt(1, 4))
+    stage.step()
+    stage.redis.step()  # it has them, and nobody has heard of it yet
+    stage.cache.erase(owner("a").tenant, None)
+    stage.cache.settle()
+    assert not any(stage.tiers.is_stored(key) for key in keys)
+    stage.finish()
+    assert stage.done["3"].cached_tokens == 0
+    stage.check()
+
+
 def test_saving_writes_everything_that_is_cached():
     stage = TierStage(pages=24, slots=48)
     stage.run("1", prompt(1, 4))
     stage.run("2", prompt(2, 4))
     assert not stage.redis.values
+    stage.run("again", prompt(2, 4))
+    assert len(stage.redis.values) == 4
+    stage.redis.values.clear()  # it has pushed out what was written before
 
     real_sleep_steps = stage.cache._drain
 

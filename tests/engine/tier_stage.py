@@ -91,6 +91,7 @@ class FakeRedis:
     ttl_s: float = 1e6
     sent: int = 0
     asked: int = 0
+    server_lives: int = 1
 
     def probe(self, keys, done) -> None:
         self.asked += 1
