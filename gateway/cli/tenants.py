@@ -178,8 +178,17 @@ def _written(value: object) -> str:
 
 
 def _limits(limits: dict[str, Any]) -> Iterator[str]:
+    yield from _ceilings(limits)
+    if limits["enqueued_tokens"] is not None:
+        yield f"enqueued_tokens {limits['enqueued_tokens']:,}"
+    for model, own in limits["models"].items():
+        yield from (f"{model}: {ceiling}" for ceiling in _ceilings(own))
+
+
+def _ceilings(limits: dict[str, Any]) -> Iterator[str]:
+    """Of a tenant, or of a model within one, which may leave some out."""
     for name in ("rpm", "tpm", "concurrency"):
-        if limits[name] is not None:
+        if limits.get(name) is not None:
             yield f"{name} {limits[name]:,}"
-    if (budget := limits["budget_usd"]) is not None:
+    if (budget := limits.get("budget_usd")) is not None:
         yield f"{budget['amount']} USD per {budget['per']}"

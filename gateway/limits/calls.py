@@ -50,6 +50,13 @@ def account_name(account: AccountId) -> str:
     return f"{account.scope[0]}:{account.name}"
 
 
+def account_of(tenant: str, name: str) -> AccountId:
+    """The account of a tenant that has this name in the hash's fields."""
+    if name == "t":
+        return AccountId(tenant)
+    return AccountId(tenant, "key" if name[0] == "k" else "model", name[2:])
+
+
 def reserve_arguments(
     request: str,
     ceilings: Sequence[Ceiling],

@@ -16,6 +16,7 @@ from gateway.limits.calls import (
     Spend,
     Undo,
     account_name,
+    account_of,
 )
 from gateway.limits.journal import Journal
 from policies.limit_book import Holding, LimitBook
@@ -28,15 +29,17 @@ _MOST_EPOCHS = 16
 
 
 class InFlight:
-    """One request. `told` is whether Redis has a record of it, or is going to."""
+    """One request. `told` is whether Redis has a record of it, or is going to; `noted_tokens` are
+    what it counts in the standings that were noted since."""
 
-    __slots__ = ("holding", "id", "parts", "settled_s", "told")
+    __slots__ = ("holding", "id", "noted_tokens", "parts", "settled_s", "told")
 
     def __init__(
         self, request: str, holding: Holding, parts: tuple[BudgetPart, ...], *, told: bool
     ) -> None:
         self.id = request
         self.holding = holding
+        self.noted_tokens = holding.tokens
         self.parts = parts
         self.told = told
         self.settled_s: float | None = None
@@ -72,6 +75,7 @@ class Desk:
         self.in_flight: dict[str, InFlight] = {}
         self.used_s = now_s
         self.memory_losses = 0
+        self._shape = shape
         self._accounts: dict[AccountId, tuple[Standing, float]] = {}
         self._journal = Journal(shape)
         self._to_tell: deque[Operation] = deque()
@@ -122,8 +126,9 @@ class Desk:
     def settled(self, request: InFlight, now_s: float) -> None:
         """Its holding has been settled in the book."""
         request.settled_s = now_s
+        holding = request.holding
+        self._correct(request, 0, holding.tokens - request.noted_tokens, now_s)
         if request.told:
-            holding = request.holding
             self._to_tell.append(
                 Settle(request.id, holding.tokens, holding.cost_nusd, now_s, request.budgets)
             )
@@ -134,12 +139,30 @@ class Desk:
             return
         self.used_s = now_s
         holding = request.holding
+        if not holding.settled:
+            self._correct(request, -1, -request.noted_tokens, now_s)
         if request.told:
             self._to_tell.append(Release(request.id) if holding.settled else Undo(request.id))
         elif request.settled_s is not None:
             names = [part.account for part in request.parts]
             self._journal.count(names, holding.bucket, 1, holding.tokens)
             self._journal.spend(request.budgets, holding.cost_nusd, request.settled_s)
+
+    def _correct(self, request: InFlight, requests: int, tokens: int, now_s: float) -> None:
+        """What was noted of its accounts, as it counts differently now: Redis is asked again only
+        by the tenant's next request, and a refusal is to say how much is left."""
+        if now_s >= self._shape.gone_s(request.holding.bucket):
+            return
+        for part in request.parts:
+            account = account_of(self.tenant, part.account)
+            if (noted := self._accounts.get(account)) is None:
+                continue
+            standing, at_s = noted
+            requests_now = max(0, standing.requests + requests)
+            tokens_now = max(0, standing.tokens + tokens)
+            reset_s = standing.reset_s if requests_now or tokens_now else 0.0
+            corrected = standing._replace(requests=requests_now, tokens=tokens_now, reset_s=reset_s)
+            self._accounts[account] = (corrected, at_s)
 
     def undo(self, request: str) -> None:
         """It is not known whether Redis has let it in; it shall not have."""

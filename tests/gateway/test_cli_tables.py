@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import httpx
 import pytest
 from rich.console import Console
 
-from gateway.cli import operator_call
+from gateway.cli import operator_call, tenants
 from gateway.cli.main import run
 from gateway.cli.operator_call import show_rows
 
@@ -89,3 +90,33 @@ def test_a_command_does_not_wait_for_what_it_does_not_use() -> None:
     """sqlalchemy alone takes longer to import than a command takes to be answered."""
     code = "import sys, gateway.cli; sys.exit('sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_tenants_row_has_every_limit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown_tenant = {
+        "id": "acme",
+        "source": "file",
+        "keys": 1,
+        "class": "standard",
+        "weight": 1.0,
+        "models": ["*"],
+        "problem": None,
+        "limits": {
+            "rpm": 600,
+            "tpm": None,
+            "concurrency": None,
+            "budget_usd": {"amount": 5, "per": "day"},
+            "cached_weight": 0.1,
+            "enqueued_tokens": 20000,
+            "models": {"big": {"rpm": 10, "budget_usd": {"amount": 1, "per": "month"}}},
+        },
+    }
+    answer = httpx.Response(200, json={"tenants": [shown_tenant]})
+    monkeypatch.setattr(tenants, "ask", lambda *_: answer)
+    terminal = Console(width=200, force_terminal=True, color_system=None)
+    monkeypatch.setattr(operator_call, "console", lambda: terminal)
+    tenants.list_command()
+    limits = "rpm 600, 5 USD per day, enqueued_tokens 20,000, big: rpm 10, big: 1 USD per month"
+    assert limits in capsys.readouterr().out

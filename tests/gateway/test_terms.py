@@ -68,11 +68,19 @@ def test_the_first_token_is_due_by_the_promise_or_the_clients_own_time() -> None
     assert 1.5 < left_s <= 2.0
 
 
-@pytest.mark.parametrize("value", ["", "0", "-5", "1.5", "soon", "99999999999", "٣"])
-def test_a_time_is_whole_milliseconds(value) -> None:
+@pytest.mark.parametrize(
+    "value", ["", "0", "-5", "1.5", "soon", "86400001", "99999999999", "9" * 5000, "٣"]
+)
+def test_a_time_is_whole_milliseconds_of_at_most_a_day(value) -> None:
     with pytest.raises(ApiError) as error:
         terms(**{TIMEOUT: value})
     assert error.value.status == 400
+
+
+def test_a_time_may_be_a_day() -> None:
+    left_s = seconds_left(terms(**{TIMEOUT: "86400000"}))
+    assert left_s is not None
+    assert 86_390 < left_s <= 86_400
 
 
 def test_batches_run_in_the_gaps() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.limits.calls import Sender, reserve_arguments
 from gateway.limits.script import PREFIX, TENANTS_KEY, keys_of
+from gateway.limits.shared import SharedLimiter
 from policies.limit_standing import AccountId, Ceiling
 from policies.limit_window import WindowShape
 from policies.limits import Demand, Limits
@@ -97,6 +98,28 @@ async def test_what_is_abandoned_was_never_there(valkey: Valkey) -> None:
             assert field(valkey, name) == 0
         with valkey.client() as client:
             assert client.zcard(keys_of("acme")[1]) == 0
+
+
+async def test_a_refusal_says_what_is_left_without_what_was_given_back(valkey: Valkey) -> None:
+    who = caller(Limits(rpm=10, tpm=1000), key=Limits(rpm=8), model=Limits(tpm=900))
+
+    def left(limiter: SharedLimiter) -> tuple[bytes, bytes]:
+        headers = dict(limiter.headers(who))
+        return headers[b"x-ratelimit-remaining-requests"], headers[b"x-ratelimit-remaining-tokens"]
+
+    async with shared(valkey.url) as limiter:
+        abandoned = await let_in(limiter, who, Demand(10, 600))
+        assert abandoned is not None
+        with abandoned:
+            assert left(limiter) == (b"7", b"400")
+        assert left(limiter) == (b"8", b"1000")
+        assert dict(limiter.headers(who))[b"x-ratelimit-reset-requests"] == b"0s"
+        used = await let_in(limiter, who, Demand(10, 600))
+        assert used is not None
+        with used:
+            used.settle(30, 0)
+            assert left(limiter) == (b"7", b"970")
+        assert left(limiter) == (b"7", b"970")
 
 
 async def test_a_refused_request_spends_nothing(valkey: Valkey) -> None:
