@@ -28,7 +28,7 @@ from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_cache_store import NamedCacheStore
 from gateway.news.fleet_news import FleetNews, LocalNews, OwnLoad
-from gateway.news.redis_news import open_news
+from gateway.news.redis_news import RedisNews, open_news
 from gateway.redis_services import RedisServices
 from gateway.remote.group import RemoteReplicas
 from gateway.remote.model import RemoteModel, make_remote_model
@@ -50,6 +50,7 @@ _log = structlog.get_logger("forebay.fleet")
 ReplicaT = TypeVar("ReplicaT", bound=Routable)
 
 _TOUCH_S = 0.05
+_CAUGHT_UP_S = 3.0
 _SWEEP_S = 0.1
 _SWEEP_BLOCKS = 2_000
 """What is forgotten at once must not hold up the event loop."""
@@ -82,9 +83,15 @@ async def open_fleet(
             worker_environ(settings, environ),
             _core_shares(settings),
         )
-        news: FleetNews = LocalNews()
+        # what it tells is said goodbye to after the fleet has been closed
+        telling = await held.enter_async_context(AsyncExitStack())
+        fleet = Fleet(settings, models, context, LocalNews(), remote_environ(settings, environ))
+        held.push_async_callback(fleet.close)
+        for model in settings.models:
+            await fleet.open_model(model, progress)
+        # not before there are replicas: what is told of others is passed over
         if redis.url is not None:
-            news = await held.enter_async_context(
+            news = await telling.enter_async_context(
                 open_news(
                     redis.url,
                     secret,
@@ -93,11 +100,9 @@ async def open_fleet(
                     cluster=settings.redis.cluster,
                 )
             )
-        fleet = Fleet(settings, models, context, news, remote_environ(settings, environ))
-        metrics.fleet.watch(directory.stats, news, fleet.followers, fleet.isolation_failures)
-        held.push_async_callback(fleet.close)
-        for model in settings.models:
-            await fleet.open_model(model, progress)
+            await fleet.share(news)
+        metrics.fleet.watch(directory.stats, fleet.news, fleet.followers, fleet.isolation_failures)
+        await fleet.probed()
         await fleet.apply(settings)
         for chore in (fleet.keep_tidy(), fleet.keep_in_touch()):
             held.push_async_callback(end_task, begin_task(chore, "fleet"))
@@ -127,7 +132,8 @@ class Fleet:
         environ: Mapping[str, str],
     ) -> None:
         self.named_store: NamedCacheStore = context.redis.named
-        self._news = news
+        self.news = news
+        """What is heard of the other gateways, and they of this one."""
         self._environ = environ
         self._remote: dict[str, RemoteReplicas] = {}
         self._settings = settings
@@ -139,7 +145,7 @@ class Fleet:
     @property
     def gateways(self) -> int:
         """How many gateways are alive as far as is known here, this one included."""
-        return self._news.gateways
+        return self.news.gateways
 
     async def open_model(self, settings: ModelSettings, progress: ReportProgress) -> None:
         """Start the model's replicas and serve it."""
@@ -162,6 +168,19 @@ class Fleet:
         await local.open(progress)
         assert local.model is not None
         self._models.add(local.model)
+
+    async def share(self, news: RedisNews) -> None:
+        """Tell the other gateways what is sent to servers that all use, and hear of theirs; what
+        was told before is waited for, 3 seconds at most, so that the first requests find warm what
+        the others have sent where."""
+        self.news = news
+        if self._remote:
+            await news.caught_up(_CAUGHT_UP_S)
+
+    async def probed(self) -> None:
+        """Wait until it is known how the servers elsewhere are: for those of all models at once, so
+        that many that do not answer hold up a start for no longer than one."""
+        await asyncio.gather(*(remote.probed() for remote in self._remote.values()))
 
     async def apply(self, settings: Settings) -> None:
         """Put to use what a reload may change: tenants' floors and quotas, how many replicas there
@@ -266,8 +285,8 @@ class Fleet:
                     loads[member.name] = OwnLoad(
                         own.pending_tokens, own.waiting, own.running, own.context_tokens
                     )
-                remote.note_foreign(self._news)
-            self._news.loads(loads)
+                remote.note_foreign(self.news)
+            self.news.loads(loads)
             await asyncio.sleep(_TOUCH_S)
 
     async def close(self) -> None:
@@ -328,4 +347,4 @@ class Fleet:
 
     def routed(self, _model: str, replica: str, links: Sequence[bytes]) -> None:
         """See `RouterObserver.routed`."""
-        self._news.routed(replica, links)
+        self.news.routed(replica, links)

@@ -95,8 +95,10 @@ class RemoteSettings(Section):
 
     @property
     def host(self) -> str:
-        """The host and port of the URL, by which its replica is named."""
-        return urlsplit(self.url).netloc
+        """The host and port of the URL, by which its replica is named: in lower case, and without
+        the port where it is the usual one."""
+        parts = urlsplit(self.url)
+        return parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
 
     @field_validator("url")
     @classmethod

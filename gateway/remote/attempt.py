@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from itertools import count
 from time import monotonic, time
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from gateway.remote.exchange import Exchange, Patience
 from gateway.remote.failures import ERROR_BODY_BYTES, LossKind, UpstreamLost, judge
 from gateway.remote.prompt import RoutedPrompt
 from gateway.remote.replica import OwnRequest
-from gateway.remote.usage import ReportedUsage
+from gateway.remote.usage import ReportedUsage, estimated_for_all
 from gateway.settings_fleet import KNOWS_SALTS
 from gateway.tenants import Tenant
 from gateway.terms import TIMEOUT, Terms, seconds_left
@@ -85,8 +86,8 @@ class Errand(NamedTuple):
 class Attempt:
     """One exchange. `open` it, and `close` it on every path; both may be called from any task.
 
-    Opening raises what the server's status means: UpstreamLost, UpstreamFull, UpstreamMisconfigured
-    or, for the client's own mistake, ApiError.
+    Opening raises what the server's status means: UpstreamLost, UpstreamFull, UpstreamAway,
+    UpstreamMisconfigured or, for the client's own mistake, ApiError.
     """
 
     def __init__(self, errand: Errand, placement: RemotePlacement, predicted_ttft_s: float) -> None:
@@ -169,6 +170,17 @@ class Attempt:
         if self._exchange is not None:
             self._finished = True
             self._exchange.finish()
+
+    def estimate_for_all(self, first: ReportedUsage, choices: Sequence[object]) -> ReportedUsage:
+        """The usage of a whole answer whose server has told that of its first choice alone."""
+        body, prompt = self._errand.body, self._errand.prompt
+        return estimated_for_all(
+            first,
+            choices,
+            max_tokens=body.max_tokens,
+            prompts=body.prompts,
+            prompt_tokens=prompt.tokens,
+        )
 
     @property
     def _can_have_nothing_cached(self) -> bool:

@@ -34,7 +34,7 @@ two tenants could choose the same."""
 class RelayBody(NamedTuple):
     """A client's body. `values` is what it sent; `max_tokens` None: it did not say.
 
-    `choices` is how many there will be over all prompts, `narrowing` its own strings that keep
+    `choices` is how many there will be over all `prompts`, `narrowing` its own strings that keep
     prompts apart. `continuous_usage` asks for the usage in every chunk. `service_tier` is the one
     that was asked for.
     """
@@ -50,6 +50,7 @@ class RelayBody(NamedTuple):
     narrowing: tuple[tuple[str, str], ...]
     wants_seed: bool
     service_tier: str | None = None
+    prompts: int = 1
 
 
 def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
@@ -81,6 +82,7 @@ def read_body(values: Mapping[str, object], endpoint: str) -> RelayBody:
         narrowing=_read_narrowing(fields),
         wants_seed=fields.value("seed") is None and temperature != 0,
         service_tier=read_tier(fields),
+        prompts=prompts,
     )
 
 

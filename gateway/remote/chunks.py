@@ -12,10 +12,12 @@ from gateway.remote.body import RelayBody
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost, judge_event
 from gateway.remote.skeleton import Skeleton, learn, text_field
 from gateway.remote.transcript import Transcript
-from gateway.remote.usage import Priced, ReportedUsage, read_usage
+from gateway.remote.usage import Priced, ReportedUsage, is_of_one_choice, of_all_choices, read_usage
 from gateway.sse import DONE, event
 
 _DONE_DATA = b"[DONE]"
+_NO_DATA = b"null"
+"""What a llama.cpp's stream of several prompts begins with."""
 _LESSONS = 4
 """How many chunks to learn from: one is enough for most servers and choices, and some make every
 chunk different."""
@@ -43,6 +45,9 @@ class Chunks:
         self._service_tier = service_tier
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
+        self._choices = body.choices
+        self._prompts = body.prompts
+        self._told: list[ReportedUsage] = []
         self._transcript = Transcript(body.choices)
         self._head: dict[str, Any] | None = None
         self._has_content = False
@@ -84,6 +89,7 @@ class Chunks:
         self._said_done = False
         self._skeletons.clear()
         self._lessons_left = _LESSONS
+        self._told.clear()
         self.usage = None
 
     def take(self, events: Sequence[bytes], cleaner: Cleaner, frames: bytearray) -> None:
@@ -112,6 +118,8 @@ class Chunks:
         if data == _DONE_DATA:
             self._said_done = True
             return b""
+        if data == _NO_DATA:
+            return b""
         chunk = _parse(data)
         choices = chunk.get("choices")
         if type(choices) is not list:
@@ -122,7 +130,7 @@ class Chunks:
             choices = []
         usage = chunk.get("usage")
         if usage is not None:
-            self.usage = read_usage(usage)
+            self.usage = self._read_usage(chunk, usage)
         if not choices:
             return b""  # the usage goes out at the end
         kept = self._take_choices(choices)
@@ -137,6 +145,14 @@ class Chunks:
         head = self._head or {}
         usage = self.usage if self._priced is None else self._priced(self.usage)
         return event({**head, "choices": [], "usage": usage.wire}) + DONE
+
+    def _read_usage(self, chunk: dict[str, Any], usage: object) -> ReportedUsage | None:
+        """What is known of the answer's usage with this one."""
+        told = read_usage(usage)
+        if told is None or self._choices == 1 or not is_of_one_choice(chunk, told):
+            return told
+        self._told.append(told)
+        return of_all_choices(self._told, choices=self._choices, prompts=self._prompts)
 
     def _take_choices(self, choices: list[Any]) -> list[Any]:
         kept = []

@@ -14,7 +14,13 @@ from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica, Placement, Router
 from gateway.dispatch.run import MoveTerms
 from gateway.errors import ApiError, unavailable
-from gateway.remote.failures import LossKind, UpstreamFull, UpstreamLost, UpstreamMisconfigured
+from gateway.remote.failures import (
+    LossKind,
+    UpstreamAway,
+    UpstreamFull,
+    UpstreamLost,
+    UpstreamMisconfigured,
+)
 from gateway.remote.replica import RemoteReplica
 from policies.routing import RouteRequest
 
@@ -104,6 +110,8 @@ class Course:
                 self._lost(placement, error)
             case UpstreamFull():
                 self._full(placement, error)
+            case UpstreamAway():
+                self._away(placement, error)
             case UpstreamMisconfigured():
                 self._misconfigured(placement, error)
             case ApiError():
@@ -144,6 +152,16 @@ class Course:
         if self._was_full:
             raise self._failure
         self._was_full = True
+        self._move(placement)
+
+    def _away(self, placement: RemotePlacement, error: UpstreamAway) -> None:
+        """The replica is being stopped or started: that is neither a shed nor a fault of its, and
+        as many others may be asked as the moves allow."""
+        placement.receipt.lost = str(error)
+        placement.replica.away()
+        if not placement.member.breaker.closed:
+            placement.member.failed()  # it was the breaker's probe
+        self._failure = nowhere()
         self._move(placement)
 
     def _misconfigured(self, placement: RemotePlacement, error: UpstreamMisconfigured) -> None:
@@ -243,7 +261,7 @@ def _may_be_the_request(error: UpstreamLost) -> bool:
 def _broken_by_request() -> ApiError:
     return ApiError(
         502,
-        "Two servers of this model failed at this request.",
+        "This model's servers failed at this request twice.",
         type="server_error",
         code="upstream_error",
     )

@@ -16,6 +16,8 @@ _LONGEST_RETRY_S = 3600
 _CLIENTS_OWN = frozenset({400, 409, 413, 415, 416, 422, 451})
 _MISCONFIGURED = frozenset({401, 402, 403, 404, 405, 407, 426})
 _FULL_RETRY_S = 1
+_COMING_AND_GOING = frozenset({"draining", "loading"})
+"""A forebay's words for why it takes no request at all just now."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 _ADDRESS = re.compile(
@@ -56,6 +58,13 @@ class UpstreamFull(Exception):
     def __init__(self, retry_after_s: int) -> None:
         super().__init__("full")
         self.retry_after_s = retry_after_s
+
+
+class UpstreamAway(Exception):
+    """The server is about to stop, or not up yet, and says so: it takes nothing from anybody."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
 
 
 class UpstreamMisconfigured(Exception):
@@ -106,6 +115,8 @@ def judge(status: int, retry_after: str | None, body: bytes, cleaner: Cleaner) -
         return _refusal(status, _error_of(body), cleaner)
     if status in _MISCONFIGURED or status < 400:
         return UpstreamMisconfigured(status)
+    if status == 503 and (why := _word(_error_of(body).get("code"))) in _COMING_AND_GOING:
+        return UpstreamAway(str(why))
     if status == 429 or (status == 503 and retry_after is not None):
         return UpstreamFull(_seconds(retry_after))
     if status < 500 and status not in (408, 421, 425):
@@ -114,13 +125,13 @@ def judge(status: int, retry_after: str | None, body: bytes, cleaner: Cleaner) -
 
 
 def judge_event(error: object, cleaner: Cleaner) -> Exception:
-    """The exception that an error inside a stream means."""
+    """The exception that an error under a status of 200 means: in a stream, or for an answer."""
     status = error.get("code") if isinstance(error, dict) else None
     if isinstance(status, str) and status.isascii() and status.isdigit() and len(status) == 3:
         status = int(status)
     if type(status) is int and 400 <= status < 500:
         return judge(status, None, orjson.dumps({"error": error}), cleaner)
-    return UpstreamLost(LossKind.SERVER_ERROR, "an error in the stream")
+    return UpstreamLost(LossKind.SERVER_ERROR, "an error for an answer")
 
 
 def _refusal(status: int, error: dict[str, object], cleaner: Cleaner) -> ApiError:

@@ -64,7 +64,10 @@ class RemoteReplicas:
         self._wanted = remotes
         for remote in remotes:
             await self.add(remote)
-        # so that the first request does not find all of them unprobed
+
+    async def probed(self) -> None:
+        """Wait until it is known how each server is, 3 seconds at most, so that the first request
+        does not find all of them unprobed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_PROBE_S):
                 for member in self.group.router.members:

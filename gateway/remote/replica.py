@@ -63,7 +63,7 @@ class RemoteReplica:
         random: Random,
     ) -> None:
         parts = urlsplit(settings.url)
-        self.name = f"{model}/{parts.netloc}"
+        self.name = f"{model}/{settings.host}"
         self.model = model
         self.engine: RemoteEngine = settings.engine
         self.served_model = settings.model or model
@@ -197,6 +197,10 @@ class RemoteReplica:
             status=error.status,
             request_id=request_id,
         )
+        self._prober.soon()
+
+    def away(self) -> None:
+        """It says that it takes nothing now: it is probed at once."""
         self._prober.soon()
 
     def misconfigured(self, status: int) -> None:

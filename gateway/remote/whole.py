@@ -7,8 +7,8 @@ from typing import NamedTuple
 import orjson
 
 from gateway.remote.attempt import Attempt, require_content_type
-from gateway.remote.failures import LossKind, UpstreamLost
-from gateway.remote.usage import Priced, ReportedUsage, read_usage
+from gateway.remote.failures import LossKind, UpstreamLost, judge_event
+from gateway.remote.usage import Priced, ReportedUsage, is_of_one_choice, read_usage
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -35,8 +35,12 @@ async def read_whole(
             raise UpstreamLost(LossKind.GARBAGE, "no JSON") from None
         choices = value.get("choices") if isinstance(value, dict) else None
         if not isinstance(choices, list) or not choices:
+            if (error := _error_in(value)) is not None:
+                raise judge_event(error, attempt.placement.replica.cleaner)
             raise UpstreamLost(LossKind.GARBAGE, "no answer")
         usage = read_usage(value.get("usage"))
+        if usage is not None and len(choices) > 1 and is_of_one_choice(value, usage):
+            usage = attempt.estimate_for_all(usage, choices)
         value["model"] = model
         value.pop("service_tier", None)  # the server's own
         if service_tier is not None:
@@ -47,3 +51,10 @@ async def read_whole(
         return WholeAnswer(orjson.dumps(value), usage)
     finally:
         attempt.close()
+
+
+def _error_in(value: object) -> object:
+    """The error that a body has in place of an answer, in OpenAI's envelope or without one."""
+    if not isinstance(value, dict):
+        return None
+    return value if value.get("object") == "error" else value.get("error")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, cast
 
 import pytest
 
 from cache.directory import Directory
 from engine.errors import ModelLoadError
-from gateway.fleet import Fleet
+from gateway.fleet import Fleet, open_fleet
 from gateway.metrics import Metrics
 from gateway.models import Models
-from gateway.news.fleet_news import LocalNews
+from gateway.news.fleet_news import LocalNews, RoutedCallback
 from gateway.remote.body import read_body
 from gateway.remote.isolation import Isolation
 from gateway.remote.model import TEXT_IDENTITY, RemoteModel
@@ -56,6 +60,7 @@ class Context:
 @dataclass
 class Redis:
     named: Any = None
+    url: str | None = None
 
 
 @dataclass
@@ -121,6 +126,69 @@ def elsewhere(*tenants: dict[str, Any]) -> Settings:
         models=({"name": "m", "remote": (remote,)},),
         tenants=tuple({"keys": keys, **each} for each in tenants),
     )
+
+
+async def test_servers_of_all_models_are_waited_for_at_once() -> None:
+    fleet, _, _ = stage()
+    together = asyncio.Barrier(3)
+
+    class Elsewhere:
+        async def probed(self) -> None:
+            await together.wait()
+
+    others: Any = {name: Elsewhere() for name in ("x", "y", "z")}
+    fleet._remote.update(others)
+    async with asyncio.timeout(5):
+        await fleet.probed()
+
+
+async def test_what_was_told_before_a_gateway_came_is_known_when_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though all of it is there at once, and the tokenizer takes a while to load."""
+    links = [bytes([i]) * 16 for i in range(4)]
+    waited_for: list[float] = []
+    left: list[str] = []
+
+    class News(LocalNews):
+        async def caught_up(self, within_s: float) -> bool:
+            waited_for.append(within_s)
+            return True
+
+    @asynccontextmanager
+    async def open_news(
+        _url: str, _secret: bytes, *, on_routed: RoutedCallback, **_: Any
+    ) -> AsyncIterator[News]:
+        on_routed("m/127.0.0.1:9", links)
+        yield News()
+        left.append("news")
+
+    async def probed(_: Fleet) -> None:
+        pass
+
+    monkeypatch.setattr("gateway.fleet.open_news", open_news)
+    monkeypatch.setattr(Fleet, "probed", probed)
+    there = elsewhere({"id": "acme"})
+    [model] = there.models
+    there = there.model_copy(
+        update={"models": (model.model_copy(update={"tokenizer": "bundled"}),)}
+    )
+    redis: Any = Redis(url="redis://127.0.0.1:9/0")
+    async with open_fleet(
+        there,
+        models=Models(),
+        environ={},
+        secret=SECRET,
+        metrics=Metrics(["m"], [], SECRET),
+        progress=lambda *_: None,
+        redis=redis,
+    ) as fleet:
+        assert isinstance(fleet.news, News)
+        assert waited_for
+        warm = fleet._context.directory.lookup({16: links}, monotonic())
+        assert warm["m/127.0.0.1:9"].tokens == 64
+        assert not left
+    assert left == ["news"]
 
 
 async def test_what_tenants_left_elsewhere_is_known_before_they_ask_again() -> None:

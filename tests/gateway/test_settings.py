@@ -372,6 +372,16 @@ def test_what_replicas_cannot_have(tmp_path: Path, text: str, message: str) -> N
     assert mistakes(tmp_path, text) == [f"forebay.yaml: {message}"]
 
 
+def test_a_server_is_the_same_however_its_host_and_port_are_written(tmp_path: Path) -> None:
+    twice = "models[0]: remote lists one host and port twice; replicas are named by them"
+    for one, other in (("http://h", "http://H:80"), ("https://h:443", "https://H/v1")):
+        servers = ", ".join(f"{{url: '{url}', engine: vllm}}" for url in (one, other))
+        text = remote("engine: vllm").replace("{url: 'http://h:1/v1', engine: vllm}", servers)
+        assert mistakes(tmp_path, text) == [f"forebay.yaml: {twice}"]
+    text = remote("engine: vllm").replace("http://h:1/v1", "http://[::80]:80/v1")
+    assert load(tmp_path, text).models[0].remote[0].host == "[::80]"
+
+
 def test_a_generic_server_may_be_shared_on_purpose(tmp_path: Path) -> None:
     settings = load(tmp_path, remote("engine: openai, shared_cache: accept"))
     assert settings.models[0].remote[0].shared_cache == "accept"

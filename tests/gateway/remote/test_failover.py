@@ -8,6 +8,7 @@ import json
 import pytest
 
 from gateway.dispatch.member import Condition
+from gateway.remote.probes import ProbeTimes
 from gateway.remote.replica import RemoteTimes
 from tests.gateway.remote.remote_stage import FAST, KEY, chat, staged
 from tests.gateway.remote.upstream import (
@@ -298,8 +299,9 @@ async def test_full_servers_are_well_and_the_wait_is_theirs():
     assert sum(len(upstream.received) for upstream in upstreams) == 8
 
 
-async def test_a_full_server_sends_the_request_to_another():
-    turns = in_turn(answers(503, {}, retry_after="2"), answers(200, whole()))
+@pytest.mark.parametrize("body", [{}, [], {"error": {"code": ["draining"]}}])
+async def test_a_full_server_sends_the_request_to_another(body):
+    turns = in_turn(answers(503, body, retry_after="2"), answers(200, whole()))
     async with staged(Upstream([turns]), Upstream([turns])) as stage:
         answer = await stage.post(chat())
         assert answer.status == 200
@@ -450,3 +452,44 @@ async def test_a_refused_request_does_not_make_a_server_cold():
         assert answer.status == 200
         assert stage.restarts == 0
         assert stage.router.members[0].breaker.closed
+
+
+@pytest.mark.parametrize("why", ["draining", "loading"])
+async def test_servers_that_come_and_go_leave_a_third_and_are_looked_at_at_once(why):
+    away = answers(503, {"error": {"message": "Not now.", "code": why}}, retry_after="5")
+    turns = in_turn(away, away, answers(200, whole()))
+    upstreams = [Upstream([turns]) for _ in range(3)]
+    seldom = RemoteTimes(probes=ProbeTimes(every_s=600.0))
+    async with staged(*upstreams, times=seldom) as stage:
+        before = [len(upstream.probes) for upstream in upstreams]
+        assert (await stage.post(chat())).status == 200
+        first, second, third = stage.last.receipts()
+        assert [first.lost, second.lost, third.lost] == [why, why, None]
+        assert all(member.breaker.closed for member in stage.router.members)
+        names = [replica.name for replica in stage.replicas]
+        passed_by = [names.index(receipt.candidate.name) for receipt in (first, second)]
+        await eventually(lambda: all(len(upstreams[at].probes) > before[at] for at in passed_by))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "too many of them", "code": 400, "type": "BadRequestError"}},
+        {"object": "error", "message": "too many of them", "code": 400, "type": "BadRequestError"},
+    ],
+)
+async def test_a_clients_mistake_that_is_told_under_a_200_is_its_own(body):
+    upstreams = [Upstream([answers(200, body)]) for _ in range(2)]
+    async with staged(*upstreams) as stage:
+        answer = await stage.post(chat())
+        assert answer.status == 400
+        assert answer.json["error"]["message"] == "too many of them"
+    assert sum(len(upstream.received) for upstream in upstreams) == 1
+
+
+async def test_an_error_under_a_200_that_is_the_servers_is_asked_for_elsewhere():
+    broken = answers(200, {"error": {"message": "CUDA error", "code": 500}})
+    turns = in_turn(broken, answers(200, whole()))
+    async with staged(Upstream([turns]), Upstream([turns])) as stage:
+        assert (await stage.post(chat())).status == 200
+        assert stage.last.receipts()[0].lost == "server error"

@@ -174,7 +174,7 @@ async def test_another_forebay_is_told_how_urgent_it_is():
         prompt = await routed_prompt(body, stage.model, None)
         errand = Errand(body, prompt, ACME, "r", "", True, 1, SECRET, terms)
         with stage.model.router.place(prompt.ask(body, terms), prompt.prefix) as placement:
-            assert member.load.standing().queued[0][3:] == (b"acme", 2.5)
+            assert member.load.standing().queued[0][3:5] == (b"acme", 2.5)
             sent, headers = errand.written_for(placement)
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     state = {"request_id": headers["x-request-id"]}
