@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from loadtest.bench.campaign import CampaignError
 from loadtest.comparison import DEFAULT_HEADLINE, Attempt, Comparison
 from loadtest.metrics import ERRORS, METRICS
+from loadtest.plan import Load
 from loadtest.record import Run
 from loadtest.stopping import StoppedError
 from loadtest.summary import figures_of
@@ -72,6 +73,22 @@ def check_terms(names: Sequence[str], *, rounds: int, headline: str) -> None:
         raise ValueError(f"rounds are 1 to {_SEEDS_OF_A_COMPARISON}, not {rounds}")
     if headline not in METRICS:
         raise ValueError(f"headline {headline}: no such metric; there are {', '.join(METRICS)}")
+
+
+def how_long(load: Load, *, rounds: int, servers: int) -> str:
+    """In one line how much is to be run, and at least how long it takes where that can be known:
+    the load's times, but not the warm-up, the starts and the rests."""
+    runs = rounds * servers
+    in_turn = f"{rounds:,} round{'s' if rounds > 1 else ''} × {servers} servers"
+    what = f"{in_turn} = {runs:,} runs of {load.requests:,} requests"
+    if load.concurrency is not None:
+        return f"{what}, which take as long as the servers need"
+    sending_s = max((session.start_s for session in load.sessions), default=0.0)
+    return f"{what} in {_about(sending_s)}: {_about(runs * sending_s)} at least"
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:

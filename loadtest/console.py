@@ -51,19 +51,24 @@ def markdown_of(run: Run, summary: Summary) -> str:
 
 
 def blocks_of(run: Run, summary: Summary) -> list[Block]:
-    """Everything there is to say, in the order of interest. Text that came from elsewhere, such as
+    """Everything there is to say, in the order of interest: of a run without a whole answer that is
+    what became of its requests. Text that came from elsewhere, such as
     a server's reasons, has no control characters here."""
     slos = {tenant.name: tenant.slo for tenant in run.tenants}
     whole = summary.whole
-    blocks = [_head(run, whole), _latency(whole), _throughput(whole)]
+    answered = whole.outcomes.get(Outcome.OK, 0) > 0
+    blocks = [_head(run, whole)]
+    if answered:
+        blocks += [_latency(whole), _throughput(whole)]
     if len(summary.by_tenant) > 1 or any(slo.promises for slo in slos.values()):
         blocks.append(_tenants(summary.by_tenant, slos))
-    if len(summary.by_label) > 1:
+    if answered and len(summary.by_label) > 1:
         blocks.append(_labels(summary.by_label))
     blocks.append(_outcomes(whole))
     if summary.reasons:
         blocks.append(_reasons(summary.reasons))
-    blocks.append(_cache(whole))
+    if answered:
+        blocks.append(_cache(whole))
     if run.client is not None:
         blocks.append(_client(run.client))
     return blocks

@@ -5,25 +5,27 @@
     NAME=forebay                    the same with the bundled model and no file
     NAME=peer:llama.cpp             a peer that `python -m loadtest.peers install` has installed
 
-`NAME=` may be left out. A key is sent to every URL, and to nothing else; a model is asked for at
-every URL, and of forebay with a file, which may have several. Those that are started all stay up
-until the end, so that they can be measured in turn; only one at a time is given anything to do.
+`NAME=` may be left out. A key is sent to every URL, and to nothing else; without one, a server of
+this machine that wants a key is tried with the demo key. A model is asked for at every URL, and of
+forebay with a file, which may have several. Those that are started all stay up until the end, so
+that they can be measured in turn; only one at a time is given anything to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import orjson
-import yaml
 
 from loadtest.bench.campaign import CampaignError
-from loadtest.forebay_server import KEY_VARIABLE, running_forebay
+from loadtest.forebay_file import read_start
+from loadtest.forebay_server import running_forebay
 from loadtest.hidden_keys import HIDDEN_KEY
-from loadtest.peers.running import running_peer
+from loadtest.peers.running import check_engine, running_peer
 from loadtest.target import Target
 from loadtest.wire.connection import (
     Answer,
@@ -39,9 +41,9 @@ Tell = Callable[[str], None]
 
 _OWN = "forebay"
 _PEER = "peer:"
-_OWN_TENANT = "loadtest"
 _SHOWN_CHARACTERS = 200
 _NO_ENTRY = (401, 403)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _WITH_MODELS = ("url", "config")
 
 
@@ -74,34 +76,48 @@ class Source(NamedTuple):
         raise ValueError(f"{text}: is no URL, no .yaml file, and neither forebay nor peer:NAME")
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """How one gets in at the servers. `key` is for URLs. Where there is none, a model is listed
+    with `tenant_key`, which some tenant of the load has; without that one too, `demo_key` is for
+    servers of this machine that want a key and take this one."""
+
+    key: str | None = field(default=None, repr=False)
+    tenant_key: str | None = field(default=None, repr=False)
+    demo_key: str | None = field(default=None, repr=False)
+
+
+_NO_KEYS = Keys()
+
+
 @asynccontextmanager
 async def opened(
     sources: Sequence[Source],
     *,
-    key: str | None = None,
+    keys: Keys = _NO_KEYS,
     model: str | None = None,
     tell: Tell,
 ) -> AsyncIterator[tuple[Target, ...]]:
     """A target for each source, in order, until the end of the scope, when what was started here is
-    stopped. `key` is for URLs, `model` for URLs and files; without a model, the first one that a
-    server lists.
+    stopped. `model` is for URLs and files; without a model, the first one that a server lists.
 
     Raises CampaignError if one of them does not come up or cannot be asked, and ValueError as
     `checked` does.
     """
-    checked(sources, key=key, model=model)
+    checked(sources, key=keys.key, model=model)
     async with AsyncExitStack() as scope:
         targets = []
         for source in sources:
             if source.kind != "url":
                 tell(f"{source.name}: starting")
-            targets.append(await _opened(source, key, model, scope, tell))
+            targets.append(await _opened(source, keys, model, scope, tell))
         yield tuple(targets)
 
 
 def checked(sources: Sequence[Source], *, key: str | None, model: str | None) -> None:
-    """Raises ValueError if two have one name, if none of them can be asked for the model, or if the
-    key is none that can be sent."""
+    """Raises ValueError if two have one name, if none of them can be asked for the model, if the
+    key is none that can be sent, or if one could not be started: a file that cannot be read or
+    whose keys are not set, a peer that is not there."""
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
@@ -109,6 +125,14 @@ def checked(sources: Sequence[Source], *, key: str | None, model: str | None) ->
     if model is not None and all(source.kind not in _WITH_MODELS for source in sources):
         raise ValueError("--model: is for URLs and files; what is started here has one model")
     checked_key(key)
+    for source in sources:
+        try:
+            if source.kind == "peer":
+                check_engine(source.value)
+            elif source.kind == "config":
+                read_start(Path(source.value))
+        except CampaignError as error:
+            raise ValueError(str(error)) from None
 
 
 async def first_model(endpoint: Endpoint) -> str:
@@ -127,6 +151,8 @@ async def first_model(endpoint: Endpoint) -> str:
         raise CampaignError(f"{where}: answered {answer.status}: {which}")
     if answer.status != 200:
         hint = "; give --model if it lists none"
+        if answer.status == 404 and not endpoint.base_path:
+            hint = f"; is the API at {endpoint.url}/v1?"
         raise CampaignError(f"{where}: answered {answer.status}{_location(answer)}{hint}")
     try:
         found = orjson.loads(answer.body)["data"][0]["id"]
@@ -146,55 +172,37 @@ def _location(answer: Answer) -> str:
 
 
 async def _opened(
-    source: Source, key: str | None, model: str | None, scope: AsyncExitStack, tell: Tell
+    source: Source, keys: Keys, model: str | None, scope: AsyncExitStack, tell: Tell
 ) -> Target:
     if source.kind == "peer":
         peer = await scope.enter_async_context(running_peer(source.value, tell=tell))
         endpoint, model = peer.target.endpoint, peer.target.model
     elif source.kind == "url":
-        endpoint = Endpoint.parse(source.value, key)
+        endpoint = await _with_demo_key(Endpoint.parse(source.value, keys.key), keys, tell)
+        lister = endpoint if endpoint.key else replace(endpoint, key=keys.tenant_key)
+        return Target(source.name, endpoint, model or await first_model(lister))
     elif source.kind == "forebay":
         endpoint, model = (await scope.enter_async_context(running_forebay())).endpoint, None
     else:
-        start = _with_file(Path(source.value))
+        start = read_start(Path(source.value))
         server = running_forebay(start.settings, flags=start.flags)
         endpoint = (await scope.enter_async_context(server)).endpoint
     return Target(source.name, endpoint, model or await first_model(endpoint))
 
 
-class _Start(NamedTuple):
-    settings: dict[str, str]
-    flags: tuple[str, ...]
-
-
-def _with_file(path: Path) -> _Start:
-    """How forebay is started with a file of somebody's: as it is and where it is, for the paths in
-    it are relative to it, and with a tenant more, whose key is the one that is measured with.
-    Raises CampaignError."""
+async def _with_demo_key(endpoint: Endpoint, keys: Keys, tell: Tell) -> Endpoint:
+    """With the demo key if it is that which opens the server."""
+    demo_key = keys.demo_key
+    if endpoint.key or keys.tenant_key or not demo_key or endpoint.host not in _LOOPBACK:
+        return endpoint
+    opened_by_it = replace(endpoint, key=demo_key)
+    path = f"{endpoint.base_path}/models"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise CampaignError(f"{path}: cannot be read ({why})") from None
-    except (yaml.YAMLError, ValueError):
-        # Its own words quote the file, which may hold secrets.
-        raise CampaignError(f"{path}: is no valid YAML; `forebay check` says where") from None
-    # Whatever else is wrong with the file, forebay says when it starts.
-    tenants = tree.get("tenants") if isinstance(tree, dict) else None
-    tenants = tenants if isinstance(tenants, list) else []
-    flags = ("--config", str(path.absolute()))  # the last one given counts
-    known = [tenant for tenant in tenants if isinstance(tenant, dict)]
-    if any(_has_our_key(tenant) for tenant in known):
-        return _Start({}, flags)
-    name = _OWN_TENANT
-    while any(tenant.get("id") == name for tenant in known):
-        name += "-client"
-    added = f"FOREBAY_TENANTS__{len(tenants)}"
-    return _Start({f"{added}__ID": name, f"{added}__KEYS": f"[{{env: {KEY_VARIABLE}}}]"}, flags)
-
-
-def _has_our_key(tenant: dict[str, Any]) -> bool:
-    keys = tenant.get("keys")
-    return isinstance(keys, list) and any(
-        isinstance(key, dict) and key.get("env") == KEY_VARIABLE for key in keys
-    )
+        if (await fetch(endpoint, "GET", path)).status not in _NO_ENTRY:
+            return endpoint
+        if (await fetch(opened_by_it, "GET", path)).status in _NO_ENTRY:
+            return endpoint
+    except ExchangeError:  # whoever asks next says so
+        return endpoint
+    tell(f"{endpoint.url}: opened by this machine's demo key")
+    return opened_by_it

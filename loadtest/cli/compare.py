@@ -11,8 +11,8 @@ import typer
 from loadtest.cli import options
 from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, end_if_failed, keep
-from loadtest.cli.wanted import Pace, Wanted, manner_of, slo_of, wanted
-from loadtest.compare import Contender, check_terms
+from loadtest.cli.wanted import Pace, Wanted, entry_keys, manner_of, slo_of, wanted
+from loadtest.compare import Contender, check_terms, how_long
 from loadtest.compare import compare as run_in_turn
 from loadtest.comparison import DEFAULT_HEADLINE, Comparison
 from loadtest.contenders import Source, checked, opened
@@ -92,12 +92,13 @@ def compare(
             usd_per_hour=usd_per_hour,
         )
 
-    title = first.title
+    title, entry = first.title, entry_keys(key, manner.keys)
+    say(how_long(first, rounds=rounds, servers=len(sources)))
     del first  # a load may be large, and each round makes its own
     runs: list[Run] = []
 
     async def work() -> tuple[Comparison, bool, list[str]]:
-        async with opened(sources, key=key, model=model, tell=say) as targets:
+        async with opened(sources, keys=entry, model=model, tell=say) as targets:
             fitted = [
                 replace(at, vocabulary=what.vocabulary, timeout_s=timeout_s) for at in targets
             ]
@@ -121,6 +122,8 @@ def compare(
     typer.echo("")
     for line in comparison.lines():
         typer.echo(line)
+    if not runs:
+        stop("nothing could be measured: there is nothing to keep")
     keep(
         runs,
         title=f"{' against '.join(source.name for source in sources)}: {title}",

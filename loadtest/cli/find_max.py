@@ -13,7 +13,7 @@ from loadtest.attainment import promising
 from loadtest.cli import options
 from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, keep
-from loadtest.cli.wanted import Pace, Wanted, manner_of, slo_of, wanted
+from loadtest.cli.wanted import Pace, Wanted, entry_keys, manner_of, slo_of, wanted
 from loadtest.contenders import Source, checked, opened
 from loadtest.find_max import FoundMax, Measure
 from loadtest.find_max import find_max as search
@@ -117,8 +117,10 @@ def find_max(
     runs: list[Run] = []
     unit = "sessions/s" if plan is None else "× the plan"
 
+    entry = entry_keys(key, manner.keys)
+
     async def work() -> tuple[FoundMax, bool, str | None]:
-        async with opened([source], key=key, model=model, tell=say) as targets:
+        async with opened([source], keys=entry, model=model, tell=say) as targets:
             at = replace(targets[0], vocabulary=what.vocabulary, timeout_s=timeout_s)
             with stopped_by_interrupt() as stopping:
                 measure = _measure(at, what, replace(manner, stop=stopping), warm, runs, unit)

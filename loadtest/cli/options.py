@@ -13,7 +13,11 @@ DEFAULT_SERVER = "http://127.0.0.1:8000/v1"
 
 Key = Annotated[
     str | None,
-    typer.Option(envvar="FOREBAY_API_KEY", help="API key.", show_envvar=True),
+    typer.Option(
+        envvar="FOREBAY_API_KEY",
+        help="API key; else the demo key where it opens a server of this machine.",
+        show_envvar=True,
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="The model; the first one listed if left out.")]
 WorkloadName = Annotated[

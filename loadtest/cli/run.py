@@ -11,7 +11,7 @@ import typer
 from loadtest.cli import options
 from loadtest.cli.errors import INTERRUPTED, finished, mistakes, say, stop
 from loadtest.cli.results import check_writable, end_if_failed, keep, progress_bar, show_run
-from loadtest.cli.wanted import Pace, manner_of, slo_of, wanted
+from loadtest.cli.wanted import Pace, entry_keys, manner_of, slo_of, wanted
 from loadtest.contenders import Source, checked, opened
 from loadtest.live.interrupt import stopped_by_interrupt
 from loadtest.measuring import Manner, measured
@@ -82,8 +82,10 @@ def run(
         )
         manner = replace(manner, check_repeats=check_repeats)
 
+    entry = entry_keys(key, manner.keys)
+
     async def work() -> tuple[Run, bool, str | None]:
-        async with opened([source], key=key, model=model, tell=say) as targets:
+        async with opened([source], keys=entry, model=model, tell=say) as targets:
             at = replace(targets[0], vocabulary=what.vocabulary, timeout_s=timeout_s)
             return *await _run_once(at, load, warm, manner), at.endpoint.key
 

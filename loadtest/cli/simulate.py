@@ -184,12 +184,12 @@ def simulate(
                     seed=seed,
                 ),
                 {
-                    "replicas": _several("replicas", replicas, int),
+                    "replicas": _several("replicas", replicas, _whole),
                     "policy": policy.split(","),
-                    "device_tokens": _several("device-tokens", device_tokens, int),
-                    "dram_tokens": _several("dram-tokens", dram_tokens, int),
-                    "redis_tokens": _several("redis-tokens", redis_tokens, int),
-                    "step_tokens": _several("step-tokens", step_tokens, int),
+                    "device_tokens": _several("device-tokens", device_tokens, _whole),
+                    "dram_tokens": _several("dram-tokens", dram_tokens, _whole),
+                    "redis_tokens": _several("redis-tokens", redis_tokens, _whole),
+                    "step_tokens": _several("step-tokens", step_tokens, _whole),
                     "split": _several("split", split, _split),
                     "batching": _several(
                         "batching",
@@ -295,6 +295,15 @@ def _several(name: str, text: str | None, parse: Callable[[str], _T]) -> list[_T
         return [parse(each.strip()) for each in text.split(",")]
     except ValueError as error:
         raise ValueError(f"--{name}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(
+            f"{text or 'nothing'} is no whole number; give one, or several as in 8,64"
+        ) from None
 
 
 def _queueing(slo: Slo, queue_ms: float) -> Slo:

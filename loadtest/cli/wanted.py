@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtest.cli.errors import say
+from loadtest.contenders import Keys
+from loadtest.demo_key import existing_demo_key
 from loadtest.measuring import Manner
 from loadtest.plan import Load, Session, TenantPlan
 from loadtest.stats.cost import parse_price
@@ -45,6 +47,12 @@ class Pace:
         """Raises ValueError for options that do not fit together."""
         pattern = self.arrivals
         if pattern is None:
+            if self.concurrency is not None and (self.rate, self.cv) != (None, None):
+                other = "--rate" if self.rate is not None else "--cv"
+                raise ValueError(
+                    f"{other} and --concurrency: give one of them: arrivals at their times, or so "
+                    "many clients that each wait for an answer"
+                )
             if self.concurrency is not None:
                 pattern = "closed"
             elif self.cv is not None:
@@ -220,6 +228,15 @@ def keys_of(tenants: Sequence[TenantPlan]) -> Mapping[str, str]:
                 raise ValueError(f"{tenant.key_env}: {error}") from None
             keys[tenant.name] = key
     return keys
+
+
+def entry_keys(key: str | None, tenants: Mapping[str, str]) -> Keys:
+    """How one gets in at the servers, with the option's key and those of the load's tenants."""
+    return Keys(
+        key=key,
+        tenant_key=next(iter(tenants.values()), None),
+        demo_key=existing_demo_key(os.environ),
+    )
 
 
 def this_command(seed: int) -> str:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from loadtest.bench.campaign import CampaignError
 from loadtest.live.descriptors import raise_descriptor_limit
 from loadtest.live.garbage import without_collections
 from loadtest.live.health import LagProbe, Strain, health_of
@@ -22,6 +23,10 @@ from loadtest.record import ClientHealth, Record, Sample
 from loadtest.target import Target
 
 _WARM_UP_CLIENTS = 8
+
+
+class WarmUpError(CampaignError):
+    """No warm-up request was answered whole: what is measured would not be either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ async def run_load(
     are cut off and the others not sent. With `check_repeats`, equal greedy requests have to get
     equal texts, or the later answer is wrong. A request has the target's `timeout_s`.
 
+    Raises WarmUpError, with the first reason, if all of the warm-up fails.
+
     Meant for a process that does nothing else meanwhile, on uvloop: garbage collection is off.
     """
     raise_descriptor_limit()
@@ -71,8 +78,10 @@ async def run_load(
         if warm_up:
             first = Sender(wording, pool, target.timeout_s)
             clients = load.concurrency or _WARM_UP_CLIENTS
-            await _unless(stop, _closed_loop(first, warm_up, clients))
+            whole = await _unless(stop, _closed_loop(first, warm_up, clients))
             notes += _warm_up_notes(first.records)
+            if whole and notes and not any(record.ok for record in first.records):
+                raise WarmUpError(*notes)
         if load.concurrency is not None:
             count = min(load.concurrency, len(load.sessions))
             await _unless(stop, pool.open(count, target.timeout_s))

@@ -46,6 +46,14 @@ class RunningPeer:
         return await asyncio.to_thread(self.process.wait)
 
 
+def check_engine(name: str) -> None:
+    """Raises PeerError if no engine of this name is installed where peers usually are."""
+    if name not in ENGINES:
+        peer_named(name)  # raises if it is nothing at all
+        raise PeerError(f"{name} is a router and needs upstreams: it is nothing to measure alone")
+    installed(ENGINES[name], default_root())
+
+
 @asynccontextmanager
 async def running_peer(
     name: str,

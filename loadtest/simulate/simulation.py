@@ -149,7 +149,7 @@ class Simulation:
             clock.now_s = latest_s
             self._timeline.pass_by(latest_s)
             self._arrive(index, request)
-            if index % _TELL_EVERY == 0:
+            if index and index % _TELL_EVERY == 0:
                 self._tell(f"{index:,} of {total:,} requests, {latest_s:,.0f} s")
         while clock.next_s < float("inf"):
             clock.step()

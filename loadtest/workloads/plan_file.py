@@ -29,9 +29,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from loadtest.plan import Load, Session, TenantPlan
@@ -43,6 +42,7 @@ from loadtest.workloads.building import chosen_sessions, limited
 from loadtest.workloads.mistakes import mistakes_of
 from loadtest.workloads.randomness import derived_seed
 from loadtest.workloads.registry import WORKLOADS, make_workload
+from loadtest.workloads.strict_yaml import read_tree
 from policies.service_class import ServiceClass
 from policies.slo import Slo
 
@@ -94,6 +94,13 @@ class _TenantSection(_Section):
     requests: int | None = Field(default=None, ge=1)
     seconds: float | None = Field(default=None, gt=0)
 
+    @field_validator("workload")
+    @classmethod
+    def _is_a_workload(cls, value: str) -> str:
+        if value not in WORKLOADS:
+            raise ValueError(f"must be one of {', '.join(WORKLOADS)}")
+        return value
+
     @field_validator("key_env")
     @classmethod
     def _is_a_variable(cls, value: str | None) -> str | None:
@@ -111,7 +118,15 @@ class _File(_Section):
     title: str | None = None
     seed: int | None = Field(default=None, ge=0)
     concurrency: int | None = Field(default=None, ge=1)
-    tenants: Annotated[tuple[_TenantSection, ...], Field(min_length=1)]
+    tenants: tuple[_TenantSection, ...]
+
+    @field_validator("tenants")
+    @classmethod
+    def _are_some(cls, value: tuple[_TenantSection, ...]) -> tuple[_TenantSection, ...]:
+        # Not a length of the field's: that would count only those without a mistake.
+        if not value:
+            raise ValueError("must not be empty")
+        return value
 
 
 class Plan:
@@ -211,52 +226,77 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file; relative files in it lie beside it. Raises ValueError, one line per
-    mistake, each naming file and field."""
-    tree = _tree(path)
+    """The plan in a file; relative files in it lie beside it. Raises ValueError with all that is
+    wrong, one line per mistake, each naming file and field."""
+    tree = read_tree(path)
+    file: _File | None = None
+    mistakes: list[str] = []
     try:
         file = _File.model_validate(tree)
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in mistakes_of(error))) from None
+        mistakes += mistakes_of(error)
     workloads: list[Workload] = []
-    mistakes: list[str] = []
-    for index, tenant in enumerate(file.tenants):
+    names: set[str] = set()
+    for index, given in _given_tenants(tree):
+        found: list[str] = []
+        workload = None
         try:
-            workload = _workload(tenant, path.parent)
+            workload = _workload(given, path.parent)
         except ValueError as error:
-            found = str(error).splitlines()
-        else:
+            found += str(error).splitlines()
+        if workload is not None:
             workloads.append(workload)
-            found = list(_pace_mistakes(tenant, workload, closed=file.concurrency is not None))
-        if any(other.name == tenant.name for other in file.tenants[:index]):
-            found.append("name: another tenant has it")
-        mistakes += [f"{path}: tenants[{index}].{line}" for line in found]
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
+        found += _pace_mistakes(given, workload, closed=_is_closed(tree))
+        name = given.get("name")
+        if isinstance(name, str):
+            if name in names:
+                found.append("name: another tenant has it")
+            names.add(name)
+        mistakes += [f"tenants[{index}].{line}" for line in found]
+    if file is None or mistakes:
+        raise ValueError("\n".join(f"{path}: {line}" for line in mistakes))
     return Plan(file, path.name, workloads)
 
 
-def _workload(tenant: _TenantSection, directory: Path) -> Workload:
-    if tenant.workload not in WORKLOADS:
-        raise ValueError(f"workload: must be one of {', '.join(WORKLOADS)}")
-    parameters = dict(tenant.parameters)
+def _given_tenants(tree: object) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """As they stand in the file, whatever is wrong with some of their fields."""
+    tenants = tree.get("tenants") if isinstance(tree, dict) else None
+    for index, given in enumerate(tenants if isinstance(tenants, list) else ()):
+        if isinstance(given, dict):
+            yield index, given
+
+
+def _is_closed(tree: object) -> bool:
+    return isinstance(tree, dict) and tree.get("concurrency") is not None
+
+
+def _workload(given: Mapping[str, Any], directory: Path) -> Workload | None:
+    """A tenant's; None if the fields that say it are no name and no parameters, which is told
+    elsewhere. Raises ValueError for what is wrong with the parameters."""
+    name, parameters = given.get("workload"), given.get("parameters", {})
+    if not isinstance(name, str) or name not in WORKLOADS or not isinstance(parameters, dict):
+        return None
     file = parameters.get("file")
     if isinstance(file, str) and file not in SHIPPED:
-        parameters["file"] = str(directory / file)  # an absolute one stays as it is
+        parameters = parameters | {"file": str(directory / file)}  # an absolute one stays as it is
     try:
-        return make_workload(tenant.workload, parameters)
+        return make_workload(name, parameters)
     except ValueError as error:
         lines = str(error).splitlines()
         raise ValueError("\n".join(f"parameters: {line}" for line in lines)) from None
 
 
-def _pace_mistakes(tenant: _TenantSection, workload: Workload, *, closed: bool) -> Iterator[str]:
+def _pace_mistakes(
+    given: Mapping[str, Any], workload: Workload | None, *, closed: bool
+) -> Iterator[str]:
+    """What does not fit the plan or the workload (None: it is not known)."""
+    arrivals = given.get("arrivals")
     if closed:
-        if tenant.arrivals is not None:
+        if arrivals is not None:
             yield "arrivals: the plan is a closed loop (concurrency), which has none"
-        if tenant.seconds is not None:
+        if given.get("seconds") is not None:
             yield "seconds: the plan is a closed loop (concurrency): say how many requests"
-    elif tenant.arrivals is None and workload.usual_arrivals is not None:
+    elif arrivals is None and workload is not None and workload.usual_arrivals is not None:
         yield "arrivals: is required, unless the plan has a concurrency"
 
 
@@ -274,39 +314,3 @@ def _evenly(parts: Iterable[Sequence[Session]]) -> list[Session]:
 
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """A key that comes twice is a mistake, not the later one's victory."""
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    mapping: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str) or key in mapping:
-            wrong = f"{key} is given twice" if isinstance(key, str) else "a name must be text"
-            raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _tree(path: Path) -> object:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: is not UTF-8 text") from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ValueError(f"{place}: {error.problem}") from None
-    except yaml.YAMLError:
-        raise ValueError(f"{path}: has characters that YAML does not allow") from None
-    except (ValueError, RecursionError):  # the parser's own, for 2024-99-99 or a thousand brackets
-        raise ValueError(f"{path}: has a value that YAML cannot read") from None

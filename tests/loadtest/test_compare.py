@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from loadtest.bench.campaign import CampaignError
-from loadtest.compare import Contender, compare, orders
+from loadtest.compare import Contender, compare, how_long, orders
 from loadtest.comparison import Comparison
 from loadtest.difference import Judgement
 from loadtest.metrics import ERRORS, METRICS
+from loadtest.plan import Load, Session, Turn
 from loadtest.record import ClientHealth, Outcome, Run
 from loadtest.stopping import StoppedError
 from tests.loadtest.some_records import answer, failure, run_of
@@ -190,3 +191,16 @@ async def test_a_comparison_that_is_stopped_has_the_attempts_until_then() -> Non
 
     assert [one.contender for one in result.attempts] == ["A", "B", "B", "A", "A", "B", "A"][:6]
     assert result.rounds == 3
+
+
+def test_how_long_it_takes_at_least_is_said_where_it_can_be_known() -> None:
+    turns = (Turn(1, tokens=(1,)),)
+    timed = Load("timed", [Session(turns), Session(turns, start_s=59.8)])
+    closed = Load("closed", [Session(turns)], concurrency=1)
+
+    assert how_long(timed, rounds=5, servers=2) == (
+        "5 rounds × 2 servers = 10 runs of 2 requests in 60 s: 10 min at least"
+    )
+    assert how_long(closed, rounds=1, servers=3) == (
+        "1 round × 3 servers = 3 runs of 1 requests, which take as long as the servers need"
+    )

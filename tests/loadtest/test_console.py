@@ -167,3 +167,11 @@ def test_markdown_has_the_same_blocks_as_tables() -> None:
     assert "| time to first token | 100 |" in document
     assert document.endswith("\n")
     assert "\n\n\n" not in document
+
+
+def test_a_run_without_a_whole_answer_has_no_figures_of_answers() -> None:
+    text = shown(run_of([failure(), failure(label="other")]))
+
+    assert "Outcomes" in text
+    for absent in ("Latency", "Throughput", "By kind", "cache"):
+        assert absent not in text

@@ -10,7 +10,7 @@ import pytest
 
 from loadtest import contenders
 from loadtest.bench.campaign import CampaignError
-from loadtest.contenders import Source, checked, first_model, opened
+from loadtest.contenders import Keys, Source, checked, first_model, opened
 from loadtest.forebay_server import KEY_VARIABLE, RunningServer
 from loadtest.wire.connection import Endpoint
 from tests.loadtest.fake_server import Call, Reply, fake_server
@@ -93,7 +93,7 @@ def test_what_stands_for_nothing_is_refused_in_one_line(text: str) -> None:
 async def test_a_running_server_is_asked_for_its_model_unless_one_is_named() -> None:
     async with fake_server(lists_models) as server:
         url = f"http://127.0.0.1:{server.endpoint.port}/v1"
-        async with opened([Source("a", "url", url)], key="secret", tell=unheard) as [target]:
+        async with opened([Source("a", "url", url)], keys=Keys("secret"), tell=unheard) as [target]:
             assert (target.name, target.model, target.endpoint.key) == ("a", "tiny", "secret")
         assert server.calls[0].headers["authorization"] == "Bearer secret"
         sources = [Source("b", "url", url)]
@@ -105,16 +105,29 @@ async def test_a_running_server_is_asked_for_its_model_unless_one_is_named() -> 
 async def test_started_servers_stay_up_together_and_go_together(started: Started) -> None:
     told: list[str] = []
     sources = [Source("a", "forebay", ""), Source("b", "forebay", "")]
-    async with opened(sources, key="not theirs", tell=told.append) as targets:
+    async with opened(sources, keys=Keys("not theirs"), tell=told.append) as targets:
         assert [target.name for target in targets] == ["a", "b"]
         assert {target.endpoint.key for target in targets} == {"made-for-it"}
         assert started.up == 2
     assert started.up == 0
     assert told == ["a: starting", "b: starting"]
-    with pytest.raises(CampaignError, match=r"nowhere\.yaml: cannot be read"):
-        async with opened([*sources, Source("c", "config", "nowhere.yaml")], tell=unheard):
-            pytest.fail("the third cannot be there")
-    assert started.up == 0
+
+
+async def test_nothing_is_started_before_all_can_be(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("X_KEY", raising=False)
+    path = tmp_path / "one.yaml"
+    path.write_text("tenants: [{id: x, keys: [{env: X_KEY}]}]\n")
+    for source, why in [
+        (Source("c", "config", "nowhere.yaml"), r"nowhere\.yaml: cannot be read"),
+        (Source("c", "config", str(path)), r"one\.yaml: X_KEY is not set"),
+        (Source("c", "peer", "vlm"), "vlm: no such peer"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            async with opened([Source("a", "forebay", ""), source], tell=unheard):
+                pytest.fail("the second cannot be there")
+    assert not started.flags
 
 
 @pytest.mark.parametrize(
@@ -133,8 +146,13 @@ async def test_started_servers_stay_up_together_and_go_together(started: Started
     ],
 )
 async def test_a_file_is_used_where_it_is_with_a_tenant_to_measure_as(
-    started: Started, tmp_path: Path, text: str, settings: dict[str, str]
+    started: Started,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    settings: dict[str, str],
 ) -> None:
+    monkeypatch.setenv("X_KEY", "sk-x")
     path = tmp_path / "one.yaml"
     path.write_text(text)
     async with opened([Source("one", "config", str(path))], tell=unheard) as [target]:
@@ -150,7 +168,7 @@ async def test_a_file_that_is_no_yaml_is_refused_without_being_quoted(
 ) -> None:
     path = tmp_path / "one.yaml"
     path.write_text("tenants: [{keys: 'sk-secret")
-    with pytest.raises(CampaignError, match="is no valid YAML") as caught:
+    with pytest.raises(ValueError, match="is no valid YAML") as caught:
         async with opened([Source("one", "config", str(path))], tell=unheard):
             pytest.fail("nothing can be started with it")
     assert "sk-secret" not in str(caught.value)
@@ -196,3 +214,27 @@ async def test_a_model_is_asked_for_of_a_file_and_refused_where_there_is_but_one
 
     with pytest.raises(ValueError, match="--model: is for URLs and files"):
         checked([Source("a", "forebay", "")], key=None, model="huge")
+
+
+async def test_a_url_without_its_path_is_asked_about() -> None:
+    async with fake_server(lists_models) as server:
+        at = f"http://127.0.0.1:{server.endpoint.port}"
+        with pytest.raises(CampaignError, match=rf"answered 404; is the API at {at}/v1\?"):
+            await first_model(Endpoint.parse(at))
+
+
+async def test_the_demo_key_goes_only_where_it_is_wanted_and_opens() -> None:
+    keys = Keys(demo_key="sk-demo")
+
+    async def wants_another(call: Call, reply: Reply) -> None:
+        await reply.whole(401, b"{}")
+
+    async with fake_server(lists_models) as open_to_all, fake_server(wants_another) as other:
+        url = f"http://127.0.0.1:{open_to_all.endpoint.port}/v1"
+        async with opened([Source("a", "url", url)], keys=keys, tell=unheard) as [target]:
+            assert target.endpoint.key is None
+        assert all("authorization" not in call.headers for call in open_to_all.calls)
+        url = f"http://127.0.0.1:{other.endpoint.port}/v1"
+        with pytest.raises(CampaignError, match="it wants a key, and FOREBAY_API_KEY has none"):
+            async with opened([Source("b", "url", url)], keys=keys, tell=unheard):
+                pytest.fail("nobody is let in")

@@ -29,7 +29,10 @@ def cache_tiers(shown: Shown) -> Html:
     steps = Steps.of(len(shown.columns), end_s)
     found = tier_shares(shown.run.timeline, shown.columns, steps)
     if found is None:
-        first = no_chart(_TITLE, "Not known: the server does not say what came from its cache.")
+        why = "the server does not say what came from its cache"
+        if not shown.columns.ok.any():
+            why = "no request was answered whole"
+        first = no_chart(_TITLE, f"Not known: {why}.")
     else:
         first = _shares(found, x)
     return group("What the cache gave", charts(first, *_sizes(shown.run, x)))

@@ -64,7 +64,8 @@ def asked(server: FakeServer) -> list[Call]:
 
 def command(*arguments: str, **environment: str) -> tuple[int, str]:
     """The exit code, and all that was printed."""
-    settings = {"FOREBAY_API_KEY": "", "COLUMNS": "200"} | environment
+    settings = {"FOREBAY_API_KEY": "", "FOREBAY_STATE_DIR": "/nowhere", "COLUMNS": "200"}
+    settings |= environment
     result = CliRunner().invoke(app, arguments, env=settings)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

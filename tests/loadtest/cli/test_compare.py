@@ -36,6 +36,7 @@ def test_every_round_sends_all_the_same_and_is_kept(tmp_path: Path) -> None:
     assert code == 0, output
     assert "TTFT p50" in output
     assert "3 rounds, each with all contenders" in output
+    assert "3 rounds × 2 servers = 6 runs of 3 requests, which take" in output
     assert prompts[0] == prompts[1]
     assert len(set(prompts[0])) == len(prompts[0]) == 3 * 3 + 2
     assert sorted(path.name for path in tmp_path.glob("run-*.json")) == [
@@ -60,6 +61,27 @@ def test_requests_that_failed_end_with_1() -> None:
 
     assert code == 1
     assert "100 % of b's requests failed" in output
+
+
+def test_servers_that_answer_no_warm_up_end_with_1_and_the_reason(tmp_path: Path) -> None:
+    async def refuse(call: Call, reply: Reply) -> None:
+        if call.method == "POST":
+            await reply.whole(401, b"{}")
+        else:
+            await answer(call, reply)
+
+    page = tmp_path / "page.html"
+    with served(refuse) as one, served(refuse) as other:
+        code, output = command(
+            *("compare", f"a={url(one)}", f"b={url(other)}", *SMALL, "--requests", "9"),
+            *("--rounds", "1", "--warm-up", "1", "--seed", "4", "--html", str(page)),
+        )
+
+    assert code == 1
+    assert "a: 1 of 1 warm-up requests failed, the first with: status 401" in output
+    assert output.splitlines()[-1].startswith("loadtest: nothing could be measured")
+    assert len(asked(one)) == len(asked(other)) == 1
+    assert not page.exists()
 
 
 def test_ctrl_c_keeps_the_runs_that_had_ended(tmp_path: Path) -> None:
@@ -89,6 +111,9 @@ def test_ctrl_c_keeps_the_runs_that_had_ended(tmp_path: Path) -> None:
         (("http://h/v1", "http://h/v1"), "h:80: two servers have this name"),
         (("forebay", "a=forebay", "--headline", "speed"), "headline speed: no such metric"),
         (("forebay", "a=forebay", "--rounds", "2000"), "rounds are 1 to 1000"),
+        (("forebay", "nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (("forebay", "peer:vlm"), "vlm: no such peer"),
+        (("forebay", "peer:smg"), "smg is a router"),
     ],
 )
 def test_wrong_use_ends_with_2_before_anything_is_started(

@@ -59,6 +59,14 @@ def test_a_seed_is_drawn_said_and_kept_and_no_warm_up_is_measured(tmp_path: Path
     assert len(set(prompts)) == len(prompts) == 10
 
 
+async def wants_key(call: Call, reply: Reply) -> None:
+    """Lets nobody in without the key."""
+    if call.headers.get("authorization") == f"Bearer {KEY}":
+        await answer(call, reply)
+    else:
+        await reply.whole(401, b"{}")
+
+
 def test_one_refused_request_ends_with_1_and_its_reason_has_no_key(tmp_path: Path) -> None:
     async def refuse(call: Call, reply: Reply) -> None:
         if call.method == "POST":
@@ -69,15 +77,70 @@ def test_one_refused_request_ends_with_1_and_its_reason_has_no_key(tmp_path: Pat
     page = tmp_path / "page.html"
     with served(refuse) as server:
         code, output = command(
-            *("run", url(server), *SMALL, "--requests", "2", "--warm-up", "1"),
+            *("run", url(server), *SMALL, "--requests", "2", "--warm-up", "0"),
             *("--html", str(page)),
             FOREBAY_API_KEY=KEY,
         )
 
     assert code == 1
     assert "2 × status 503: [key] is late. (no Retry-After)" in output
-    assert "1 of 1 warm-up requests failed" in output
+    assert "Latency" not in output
+    assert "cache" not in output
+    assert "Not known: no request was answered whole" in page.read_text()
     assert KEY not in output + page.read_text()
+
+
+def test_a_run_whose_whole_warm_up_fails_ends_with_its_reason(tmp_path: Path) -> None:
+    async def refuse(call: Call, reply: Reply) -> None:
+        if call.method == "POST":
+            await reply.whole(503, f'{{"error": {{"message": "{KEY} is late."}}}}'.encode())
+        else:
+            await answer(call, reply)
+
+    page = tmp_path / "page.html"
+    with served(refuse) as server:
+        code, output = command(
+            *("run", url(server), *SMALL, "--requests", "9", "--warm-up", "2", "--seed", "1"),
+            *("--html", str(page)),
+            FOREBAY_API_KEY=KEY,
+        )
+
+    assert (code, output) == (
+        1,
+        "loadtest: 2 of 2 warm-up requests failed, the first with: status 503: [key] is late. "
+        "(no Retry-After)\n",
+    )
+    assert len(asked(server)) == 2
+    assert not page.exists()
+
+
+def test_models_are_listed_with_the_key_of_a_plans_tenant(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "seed: 11\nconcurrency: 2\ntenants:\n"
+        "  - {name: a, key_env: A_KEY, workload: unique, requests: 2,\n"
+        "     parameters: {prompt_tokens: 20, output_tokens: 2}}\n"
+    )
+    with served(wants_key) as server:
+        arguments = ("run", url(server), "--plan", str(plan), "--warm-up", "1")
+        code, output = command(*arguments, A_KEY=KEY)
+
+    assert code == 0, output
+    assert KEY not in output
+
+
+def test_the_demo_key_opens_a_server_of_this_machine_that_wants_one(tmp_path: Path) -> None:
+    (tmp_path / "demo-key").write_text(f"{KEY}\n")
+    with served(wants_key) as server:
+        arguments = ("run", url(server), *SMALL, "--requests", "2", "--model", "the-model")
+        code, output = command(*arguments, FOREBAY_STATE_DIR=str(tmp_path))
+        without = command(*arguments, "--seed", "1")
+
+    assert code == 0, output
+    assert "opened by this machine's demo key" in output
+    assert KEY not in output
+    assert without[0] == 1
+    assert "8 of 8 warm-up requests failed, the first with: status 401" in without[1]
 
 
 def test_ctrl_c_ends_the_load_and_keeps_what_had_ended(tmp_path: Path) -> None:
@@ -143,7 +206,11 @@ def test_a_plan_brings_its_seed_its_keys_and_its_promises(tmp_path: Path) -> Non
         (("-s", "depth=3"), "depth: unknown parameter"),
         (("--arrivals", "gama"), "--arrivals: no gama; there are"),
         (("--arrivals", "poisson"), "--rate is needed"),
-        (("--rate", "1", "--concurrency", "2"), "--rate is of no use"),
+        (("--rate", "1", "--concurrency", "2"), "--rate and --concurrency: give one"),
+        (("--cv", "3", "--concurrency", "2"), "--cv and --concurrency: give one"),
+        (("--arrivals", "closed", "--rate", "1", "--concurrency", "2"), "--rate is of no use"),
+        (("peer:vlm",), "vlm: no such peer; there are"),
+        (("nowhere.yaml",), "nowhere.yaml: cannot be read"),
         (("--seconds", "5"), "seconds: a closed loop"),
         (("--rate", "1", "--seconds", "inf"), "seconds: must be more than 0"),
         (("--target", "0.9"), "--target: is the share"),

@@ -31,6 +31,7 @@ def test_several_questions_are_a_table_and_files_of_their_own(tmp_path: Path) ->
 
     assert code == 0
     assert "2 replicas" in output
+    assert "requests, 0 s" not in output
     assert [read_run(tmp_path / f"of-{n}.json.gz").name for n in (1, 2)] == [
         "2 replicas",
         "4 replicas",
@@ -55,7 +56,8 @@ def test_a_plan_is_simulated(tmp_path: Path) -> None:
     [
         ((), "one of --trace, --workload and --plan"),
         (("--trace", "no.jsonl"), "no.jsonl: cannot be read"),
-        ((*SMALL, "--replicas", "some"), "--replicas: "),
+        ((*SMALL, "--replicas", "some"), "--replicas: some is no whole number; give one"),
+        ((*SMALL, "--replicas", "8,"), "--replicas: nothing is no whole number"),
         ((*SMALL, "--split", "2"), "--split: 2 is no such thing"),
         ((*SMALL, "--replicas", "3", "--split", "1:1"), "--split: 3 replicas cannot be divided"),
         ((*SMALL, "--batching", "often"), "--batching: often is none of"),

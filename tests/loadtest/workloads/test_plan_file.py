@@ -172,6 +172,30 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
     assert len(str(raised.value).splitlines()) == 3
 
 
+def test_fields_and_what_they_hold_are_told_together(tmp_path: Path) -> None:
+    text = (
+        "tenants:\n"
+        "  - {name: a, workload: uniq, patern: poisson}\n"
+        "  - {name: a, workload: unique, parameters: {x: 1}, weight: 0}\n"
+        "  - {name: [a], workload: [unique], parameters: 3}\n"
+        "  - what is this\n"
+    )
+    path = _written(tmp_path, text)
+
+    with pytest.raises(ValueError, match="tenants") as raised:
+        read_plan(path)
+
+    lines = [line.removeprefix(f"{path}: ") for line in str(raised.value).splitlines()]
+    assert [line.partition(": ")[0] for line in lines] == [
+        *("tenants[0].workload", "tenants[0].patern"),
+        "tenants[1].weight",
+        *(f"tenants[2].{name}" for name in ("name", "workload", "parameters")),
+        "tenants[3]",
+        *("tenants[1].parameters", "tenants[1].name"),
+    ]
+    assert "must not be empty" not in str(raised.value)
+
+
 def test_a_seed_is_the_files_or_nobodys(tmp_path: Path) -> None:
     assert read_plan(_written(tmp_path, _OPEN)).seed == 3
     unsaid = read_plan(_written(tmp_path, _CLOSED))
