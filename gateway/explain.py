@@ -57,8 +57,10 @@ REASONS: Final[Mapping[Miss, Reason]] = {
         "writes there",
     ),
     Miss.FOREIGN: Reason(
-        "Redis held something of another model, owner or text under the block's key",
-        "see what else writes to this Redis, or give KV its own with redis.kv_url",
+        "Redis held something of another model, owner or text under the block's key, or stored it "
+        "under the other setting of redis.encrypt",
+        "see what else writes to this Redis, or give KV its own with redis.kv_url; forebays that "
+        "share one must agree on redis.encrypt",
     ),
     Miss.NO_ROOM: Reason(
         "there was no free room to load it into",
@@ -76,6 +78,14 @@ REASONS: Final[Mapping[Miss, Reason]] = {
 }
 
 
+_ELSEWHERE: Final = (
+    "it ran on a server elsewhere, whose cache is not seen from here: ask there for hits and misses"
+)
+_LAST_COMPUTED: Final = (
+    "; the last token of a prompt is computed all the same: the answer begins from what it gives"
+)
+
+
 def explained(recent: RecentRequest) -> dict[str, Any]:
     """A remembered request as JSON."""
     return {
@@ -89,16 +99,19 @@ def explained(recent: RecentRequest) -> dict[str, Any]:
 
 
 def text_lines(answer: Mapping[str, Any]) -> list[str]:
-    """What `explained` gave, for people: each run on a line, and the next steps, each once."""
+    """What `explained` gave, for people: each run on a line, and the next steps, each once. A
+    request without choices was answered by a remote server."""
     ended = datetime.fromtimestamp(answer["ended"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lines = [
         f"{answer['endpoint']} on {answer['replica']} ({answer['model']}) for {answer['tenant']}, "
         f"ended {ended}"
     ]
     choices = answer["choices"]
+    if not choices:
+        return [*lines, _ELSEWHERE]
     for choice in choices:
         lines.append(_headline(choice, alone=len(choices) == 1))
-        lines += [_line(run) for run in choice["runs"]]
+        lines += [_line(run, choice["prompt_tokens"]) for run in choice["runs"]]
     runs = [run for choice in choices for run in choice["runs"]]
     steps = dict.fromkeys(run["next_step"] for run in runs if run["next_step"])
     return lines + [f"next: {step}" for step in steps]
@@ -180,12 +193,13 @@ def _headline(choice: Mapping[str, Any], *, alone: bool) -> str:
     )
 
 
-def _line(run: Mapping[str, Any]) -> str:
+def _line(run: Mapping[str, Any], prompt_tokens: int) -> str:
     last_block = run["first_block"] + run["blocks"] - 1
     blocks = _range("block", run["first_block"], last_block)
     tokens = _range("token", run["first_token"], run["end_token"] - 1)
     fate = "hit" if run["tier"] else "miss"
-    return f"  {blocks}, {tokens}: {fate}, {run['why']}"
+    to_the_end = run["tier"] and run["end_token"] == prompt_tokens
+    return f"  {blocks}, {tokens}: {fate}, {run['why']}{_LAST_COMPUTED if to_the_end else ''}"
 
 
 def _range(what: str, first: int, last: int) -> str:

@@ -110,7 +110,10 @@ def bind(family: int, address: str, port: int, *, shared: bool = False) -> socke
 def why_unavailable(host: str, port: int, error: OSError) -> str:
     """One line for PortUnavailable, with what to do where that is known."""
     if error.errno == errno.EADDRINUSE:
-        return f"{host}:{port} is in use; stop what listens there or choose another --port"
+        return (
+            f"{host}:{port} is in use; stop what listens there or choose another --port "
+            "(server.port in the configuration, FOREBAY_SERVER__PORT in the environment)"
+        )
     if error.errno == errno.EACCES:
         return f"{host}:{port} may not be listened on by this user; choose a --port above 1023"
     return f"{host}:{port} cannot be listened on ({error.strerror})"

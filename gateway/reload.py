@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,12 +145,25 @@ class ConfigSource:
     def load(self) -> Snapshot:
         """Read and validate all of it; raises ConfigError."""
         settings = load_settings(self.path, self.environ, self.flags)
-        check_remote_keys(settings, self.environ)
-        return Snapshot(
-            settings,
-            build_key_ring(settings, self.environ),
-            admin_key_digest(settings, self.environ, embedded=self.path is None),
-        )
+        mistakes: list[str] = []
+        with _noted(mistakes):
+            check_remote_keys(settings, self.environ)
+        with _noted(mistakes):
+            key_ring = build_key_ring(settings, self.environ)
+        with _noted(mistakes):
+            operators = admin_key_digest(settings, self.environ, embedded=self.path is None)
+        if mistakes:
+            raise ConfigError(mistakes)
+        return Snapshot(settings, key_ring, operators)
+
+
+@contextmanager
+def _noted(mistakes: list[str]) -> Iterator[None]:
+    """Put a ConfigError's lines into the list, so that what follows is looked at too."""
+    try:
+        yield
+    except ConfigError as error:
+        mistakes += error.messages
 
 
 Apply = Callable[[Settings], Awaitable[None]]

@@ -23,7 +23,13 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import EngineError
-from gateway.credentials import admin_key, known_secrets, server_secret, weakness_of_secret
+from gateway.credentials import (
+    admin_key,
+    known_secrets,
+    server_secret,
+    weak_keys,
+    weakness_of_secret,
+)
 from gateway.fleet_control import FleetControl, LateFleetControl
 from gateway.http_limits import BoundedHttpProtocol
 from gateway.lifecycle import Lifecycle
@@ -128,6 +134,8 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
     configure_logging(server.log_format, server.log_level, secrets=secrets)
     if (weakness := weakness_of_secret(snapshot.settings, source.environ)) is not None:
         _log.warning("the server secret is weak", reason=weakness)
+    for weakness in weak_keys(snapshot.settings, source.environ):
+        _log.warning("a key is weak", reason=weakness)
     # One of several that share a port: others answer while this one loads.
     shares_port = HANDED_OVER in os.environ
     sockets = listen(server.host, server.port)

@@ -42,8 +42,13 @@ def shown_key(name: object) -> str:
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`; did you mean port?`, or nothing when no known name is close."""
-    close = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = nearest(name, known)
+    return f"; did you mean {close}?" if close is not None else ""
+
+
+def nearest(name: object, known: Iterable[str]) -> str | None:
+    """The known name that is most like this one, None when none is close."""
+    return next(iter(get_close_matches(str(name), list(known), n=1, cutoff=0.6)), None)
 
 
 def locate(source: str, origins: Mapping[Path, str], path: Path) -> str:

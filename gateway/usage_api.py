@@ -8,12 +8,13 @@ from collections.abc import Callable
 from gateway.http_call import HttpCall
 from gateway.http_disconnect import ends_with_client
 from gateway.ledger.book import LedgerBook
-from gateway.ledger.usage_answer import read_usage_query, usage_answer
+from gateway.ledger.usage_answer import USAGE_PARAMETERS, read_usage_query, usage_answer
 from gateway.metrics import Metrics
 from gateway.places import FewAtOnce
 from gateway.reload import RuntimeConfig
 from gateway.request import Request
 from gateway.settlement import settled
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 USAGE = "/v1/usage"
 _PER_TENANT = 4
@@ -42,7 +43,9 @@ class UsageApi:
         with settled(request, self._metrics):
             tenant = request.authenticate()
             now_s = time.time()
-            query = read_usage_query(call.query(), now_s, tenant=tenant.id, by_tenant=False)
+            given = call.query()
+            refuse_unknown_parameters(given, USAGE_PARAMETERS)
+            query = read_usage_query(given, now_s, tenant=tenant.id, by_tenant=False)
             async with ends_with_client(call):
                 with self._questions.place(tenant.id):
                     answer = await usage_answer(self._book(), query, now_s)

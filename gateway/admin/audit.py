@@ -13,6 +13,7 @@ from gateway.errors import ApiError, bad_request, unavailable
 from gateway.http_call import HttpCall
 from gateway.registry.audit import AuditFilter, AuditTrail, Deed, Outcome
 from gateway.reload import RuntimeConfig
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 Handler = Callable[[HttpCall], Awaitable[None]]
 
@@ -21,6 +22,7 @@ _LARGEST_PAGE = 1_000
 _LARGEST_ID = (1 << 31) - 1
 _RETRY_AFTER_S = 5
 _TOLD = ("model", "unknown", "drain_s")
+_PARAMETERS = ("action", "target", "actor", "since", "until", "before", "limit")
 """Of an action's query, what is written down. A user who was erased is to be named nowhere."""
 
 
@@ -85,6 +87,7 @@ class AuditAdmin:
         row `before`, which is how to go on: the answer's `next`, null at the end."""
         require_operator(call, self._runtime.current)
         query = call.query()
+        refuse_unknown_parameters(query, _PARAMETERS)
         wanted = AuditFilter(
             action=_text(query, "action"),
             target=_text(query, "target"),

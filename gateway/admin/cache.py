@@ -26,6 +26,7 @@ from gateway.reload import RuntimeConfig, Snapshot
 from gateway.replica import Replica, ReplicaUnavailable
 from gateway.served_model import ServedModel
 from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 _log = structlog.get_logger("forebay.admin")
 
@@ -74,7 +75,8 @@ class CacheAdmin:
         self._named = named
 
     async def show(self, call: HttpCall) -> None:
-        """Every model's tiers, and each tenant's share of them."""
+        """Every model's tiers, and each tenant's share of them. `not_covered` names the models
+        that run elsewhere."""
         snapshot = self._admitted(call)
         names = tenants_by_tag(self._secret, (tenant.id for tenant in snapshot.settings.tenants))
         await call.answer_json(
@@ -82,7 +84,8 @@ class CacheAdmin:
                 "models": {
                     name: stats_answer(model, names)
                     for name, model in self._models.served().items()
-                }
+                },
+                "not_covered": self._models.remote_names(),
             }
         )
 
@@ -98,7 +101,9 @@ class CacheAdmin:
         """Remove every block of every model of our own, or of the one that `model` names."""
         self._admitted(call)
         models = self._models.served()
-        name = call.query().get("model")
+        query = call.query()
+        refuse_unknown_parameters(query, ("model",))
+        name = query.get("model")
         if name is not None:
             if name not in models:
                 raise ApiError(
@@ -121,6 +126,7 @@ class CacheAdmin:
         """
         snapshot = self._admitted(call)
         query = call.query()
+        refuse_unknown_parameters(query, ("unknown", "user") if user is None else ("unknown",))
         user = query.get("user") if user is None else user
         if user == "":
             raise bad_request("user must not be empty.", param="user")
@@ -170,8 +176,8 @@ def _require_erasable(
     if known is None and unknown is None:
         raise ApiError(
             404,
-            "No tenant of this id is configured; ?unknown=allow erases one that was removed from "
-            "the configuration.",
+            "No tenant of this id is configured; ?unknown=allow (`forebay cache erase --unknown`) "
+            "erases one that was removed from the configuration.",
             code="tenant_not_found",
         )
     if known is not None and user is not None and known.cache.scope != "user":

@@ -16,6 +16,7 @@ from gateway.registry.records import RuntimeKey
 from gateway.registry.registry import NewKey, Registry, tenant_not_found
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.settings_tenants import TENANT_ID
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 _log = structlog.get_logger("forebay.admin")
 
@@ -34,7 +35,9 @@ class KeyAdmin:
         """Every key, or those of `?tenant=`: the file's, then those made at run time, revoked ones
         too, in the order in which they were made."""
         self._admitted(call)
-        tenant = call.query().get("tenant")
+        query = call.query()
+        refuse_unknown_parameters(query, ("tenant",))
+        tenant = query.get("tenant")
         if tenant is not None and not TENANT_ID.fullmatch(tenant):
             raise tenant_not_found("tenant")
         made = await self._registry.keys(tenant)

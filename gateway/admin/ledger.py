@@ -17,6 +17,7 @@ from gateway.ledger.period import read_period
 from gateway.ledger.table import LedgerUnavailable
 from gateway.ledger.usage_answer import ledger_unavailable, opened
 from gateway.reload import RuntimeConfig
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 
 class LedgerAdmin:
@@ -33,6 +34,7 @@ class LedgerAdmin:
         never all in memory. Where the database is lost in the middle, the connection is cut."""
         require_operator(call, self._runtime.current)
         query = call.query()
+        refuse_unknown_parameters(query, ("format", "start", "end", "tenant"))
         wanted = query.get("format", "csv")
         if wanted not in FORMATS:
             raise bad_request(f"format must be one of {', '.join(FORMATS)}.", param="format")

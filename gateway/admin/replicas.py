@@ -19,6 +19,7 @@ from gateway.reload import RuntimeConfig, Snapshot
 from gateway.settings_fleet import RemoteSettings
 from gateway.wire.fields import Fields
 from gateway.wire.json_body import parse_object
+from gateway.wire.unknown_names import refuse_unknown_fields, refuse_unknown_parameters
 
 _log = structlog.get_logger("forebay.admin")
 
@@ -60,8 +61,7 @@ class ReplicaAdmin:
         fields = Fields(parse_object(await read_body(call, snapshot.settings.server.body_limit)))
         model = fields.required_string("model")
         remote = fields.value("remote")
-        for unknown in fields.unread():
-            raise bad_request(f"{unknown} is not a field of a replica.", param=unknown)
+        refuse_unknown_fields(fields.unread(), ("model", "remote"))
         if model not in self._models:
             raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
         try:
@@ -130,7 +130,9 @@ def _remote_settings(value: object) -> RemoteSettings:
 
 
 def _drain_s(call: HttpCall, default: float) -> float:
-    given = call.query().get("drain_s")
+    query = call.query()
+    refuse_unknown_parameters(query, ("drain_s",))
+    given = query.get("drain_s")
     if given is None:
         return default
     try:

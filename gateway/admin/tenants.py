@@ -24,6 +24,7 @@ from gateway.registry.records import RuntimeTenant
 from gateway.registry.registry import Registry, tenant_not_found
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE, TenantSettings
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 _log = structlog.get_logger("forebay.admin")
 
@@ -115,7 +116,9 @@ class TenantAdmin:
         tenant that is not there any more.
         """
         self._admitted(call)
-        unknown = call.query().get("unknown")
+        query = call.query()
+        refuse_unknown_parameters(query, ("unknown",))
+        unknown = query.get("unknown")
         if unknown not in (None, "allow"):
             raise bad_request("unknown must be allow, or be left out.", param="unknown")
         if not TENANT_ID.fullmatch(tenant_id):

@@ -9,8 +9,9 @@ from gateway.admin.auth import require_operator
 from gateway.admin.bodies import queried_tenant
 from gateway.http_call import HttpCall
 from gateway.ledger.book import LedgerBook
-from gateway.ledger.usage_answer import read_usage_query, usage_answer
+from gateway.ledger.usage_answer import USAGE_PARAMETERS, read_usage_query, usage_answer
 from gateway.reload import RuntimeConfig
+from gateway.wire.unknown_names import refuse_unknown_parameters
 
 
 class UsageAdmin:
@@ -27,5 +28,6 @@ class UsageAdmin:
         require_operator(call, self._runtime.current)
         now_s = time.time()
         query = call.query()
+        refuse_unknown_parameters(query, (*USAGE_PARAMETERS, "tenant"))
         wanted = read_usage_query(query, now_s, tenant=queried_tenant(query), by_tenant=True)
         await call.answer_json(await usage_answer(self._book(), wanted, now_s))

@@ -58,7 +58,7 @@ class LineCheck:
         if line.raw is None:
             raise _refused(line, "line_too_long", "This line is longer than a request may be.")
         try:
-            values = parse_object(line.raw)
+            values = parse_object(line.raw, what="line")
         except ApiError as error:
             raise _refused(line, "invalid_json_line", error.message, error.param) from None
         try:

@@ -36,11 +36,14 @@ def stats(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> N
         typer.echo(response.text)
         return
     shown = console()
-    for name, model in answered(response, "models")["models"].items():
+    answer = answered(response, "models")
+    for name, model in answer["models"].items():
         for replica in model["replicas"]:
             shown.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
             if replica["owners"]:
                 shown.print(_owners_table(replica["owners"]))
+    for name in answer.get("not_covered", ()):
+        typer.echo(printable(f"{name}: runs on servers elsewhere; ask there what they have cached"))
 
 
 @cache.command("explain")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import httpx
 import orjson
@@ -56,7 +57,9 @@ def chat(
         str | None,
         typer.Option(envvar="FOREBAY_API_KEY", help="API key; else this machine's demo key."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model; else the first one listed.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model or alias; else the first one listed.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, metavar="T", help="Else the model's own default.")
@@ -70,7 +73,8 @@ def chat(
     with connected(url, key, read_timeout_s=600.0) as client:
         fields = {"temperature": temperature, "max_tokens": max_tokens}
         given = {name: value for name, value in fields.items() if value is not None}
-        _converse(client, model or _first_model(client), system, given)
+        name = _first_model(client) if model is None else _known_model(client, model)
+        _converse(client, name, system, given)
 
 
 def _converse(
@@ -146,13 +150,35 @@ def _stream(
 
 
 def _first_model(client: httpx.Client) -> str:
+    listed = _listed_models(client)
+    if not listed:
+        raise CommandError(f"{client.base_url} does not list a model for this key")
+    return listed[0]
+
+
+def _listed_models(client: httpx.Client) -> list[str]:
+    """The models' own names; none where the answer is no list of models."""
     response = client.get("/v1/models")
     if response.status_code != httpx.codes.OK:
         raise CommandError(refusal(response, key_hint=_KEY_HINT))
     try:
-        return str(response.json()["data"][0]["id"])
+        return [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, LookupError, TypeError):
-        raise CommandError(f"{client.base_url} does not list a model for this key") from None
+        return []
+
+
+def _known_model(client: httpx.Client, name: str) -> str:
+    """The name, if the server has it for this key, as a model's own or an alias."""
+    response = client.get(f"/v1/models/{quote(name)}")
+    if response.status_code == httpx.codes.NOT_FOUND:
+        listed = _listed_models(client)
+        raise CommandError(
+            f"--model: {client.base_url} has no such model for this key; it lists "
+            f"{', '.join(map(printable, listed)) or 'none'}"
+        )
+    if response.status_code != httpx.codes.OK:
+        raise CommandError(refusal(response, key_hint=_KEY_HINT))
+    return name
 
 
 def _demo_key() -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -22,6 +23,13 @@ ledger = typer.Typer(help="Read a running server's ledger: one row for every req
 _READ_TIMEOUT_S = 60.0
 
 
+class Form(StrEnum):
+    """What the server writes rows as."""
+
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
 @ledger.callback()
 def _ledger() -> None:
     """Read a running server's ledger: one row for every request."""
@@ -29,7 +37,7 @@ def _ledger() -> None:
 
 @ledger.command("export")
 def export(
-    form: Annotated[str, typer.Option("--format", help="csv or jsonl.")] = "csv",
+    form: Annotated[Form, typer.Option("--format", help="How rows are written.")] = Form.CSV,
     tenant: OneTenant = None,
     start: Start = None,
     end: End = None,

@@ -94,7 +94,9 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.FAILURE
     except _ClickException as error:
-        return _complain(exit_codes.USAGE, error.format_message())  # type: ignore[attr-defined] # see _ClickException
+        message = error.format_message()  # type: ignore[attr-defined] # see _ClickException
+        # of a choice it says what kind of Python's errors it is
+        return _complain(exit_codes.USAGE, message.replace(": Value error, ", ": ", 1))
     return code if isinstance(code, int) else exit_codes.OK
 
 

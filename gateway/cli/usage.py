@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,17 @@ _COLUMNS = (
     "TPOT p95",
 )
 
+
+class GroupBy(StrEnum):
+    """As the server's, whose module takes long to import."""
+
+    MODEL = "model"
+    KEY = "key"
+    SERVICE_CLASS = "service_class"
+    HOUR = "hour"
+    DAY = "day"
+
+
 Start = Annotated[
     str | None, typer.Option(help="Unix seconds, a date, or RFC 3339; 24 hours before the end.")
 ]
@@ -37,9 +49,7 @@ OneTenant = Annotated[str | None, typer.Option(help="Only this one's.")]
 
 def usage(
     tenant: OneTenant = None,
-    by: Annotated[
-        str, typer.Option(help="model, key, service_class, hour or day (UTC).")
-    ] = "model",
+    by: Annotated[GroupBy, typer.Option(help="hour and day are those of UTC.")] = GroupBy.MODEL,
     start: Start = None,
     end: End = None,
     url: Url = DEFAULT_URL,

@@ -45,6 +45,8 @@ _LONGEST_S = 400 * 86_400.0
 _MOST_BUCKETS = 1000
 _RETRY_AFTER_S = 5
 _GROUPS = [each.value for each in GroupBy]
+USAGE_PARAMETERS = ("start", "end", "group_by")
+"""What `read_usage_query` reads."""
 
 
 def read_usage_query(

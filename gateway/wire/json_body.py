@@ -13,8 +13,8 @@ _EXPLAINED_BYTES = 1 << 20
 """Beyond that, finding out where a broken body is wrong would hold up everybody else."""
 
 
-def parse_object(body: bytes | bytearray) -> dict[str, object]:
-    """The body as a JSON object.
+def parse_object(body: bytes | bytearray, *, what: str = "body") -> dict[str, object]:
+    """The body as a JSON object. `what` it is called in a refusal.
 
     NaN, Infinity, comments and nesting beyond 1024 levels are refused; of duplicate keys the last
     counts. A lone surrogate escape is no Unicode text: it is refused, with the path of its field
@@ -23,9 +23,9 @@ def parse_object(body: bytes | bytearray) -> dict[str, object]:
     try:
         value = _loads(body)
     except orjson.JSONDecodeError:
-        raise _explain(body) from None
+        raise _explain(body, what) from None
     if not isinstance(value, dict):
-        raise bad_request("The body must be a JSON object.")
+        raise bad_request(f"The {what} must be a JSON object.")
     return value
 
 
@@ -48,7 +48,7 @@ def _loads(body: bytes | bytearray) -> object:
             gc.enable()
 
 
-def _explain(body: bytes | bytearray) -> ApiError:
+def _explain(body: bytes | bytearray, what: str) -> ApiError:
     # Only the strict parser refuses lone surrogates, so the lenient one can show where they are.
     if len(body) <= _EXPLAINED_BYTES and (b"\\ud" in body or b"\\uD" in body):
         try:
@@ -56,12 +56,12 @@ def _explain(body: bytes | bytearray) -> ApiError:
         except (ValueError, RecursionError):
             path = None
         if path is not None:
-            where = path or "the body"
+            where = path or f"the {what}"
             return bad_request(
                 f"{where} contains a lone surrogate escape, which is not Unicode text.",
                 param=path or None,
             )
-    return bad_request("The body is not valid JSON.")
+    return bad_request(f"The {what} is not valid JSON.")
 
 
 def _lone_surrogate_path(root: object) -> str | None:

@@ -223,6 +223,7 @@ async def test_a_tenant_that_is_not_configured_is_erased_only_when_that_is_meant
     refused = await ask(stage, "DELETE", "/admin/tenants/gone/cache")
     assert refused.status_code == 404
     assert "unknown=allow" in error_of(refused)["message"]
+    assert "--unknown" in error_of(refused)["message"]
     assert replica.erased == []
     for path in ("/admin/tenants/a b/cache", "/admin/tenants/%C3%BC/cache"):
         assert (await ask(stage, "DELETE", path, unknown="allow")).status_code == 400
@@ -290,6 +291,8 @@ async def test_a_flush_empties_one_model_or_all() -> None:
     await stage.post(COMPLETIONS, prompt(LONG))
     unknown = await ask(stage, "POST", "/admin/cache/flush", model="nope")
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+    misspelt = await ask(stage, "POST", "/admin/cache/flush", modle="m")
+    assert (misspelt.status_code, error_of(misspelt)["param"]) == (400, "modle")
     assert await cached(stage, K1) > 0
     answer = (await ask(stage, "POST", "/admin/cache/flush", model="m")).json()
     assert list(answer["models"]) == ["m"]

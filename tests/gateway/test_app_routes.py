@@ -44,6 +44,23 @@ async def test_what_is_not_there_says_so_in_the_envelope(method, path, status, c
         assert response.headers["allow"] in ("GET", "POST")
 
 
+@pytest.mark.parametrize(
+    ("path", "under_v1"),
+    [
+        ("/chat/completions", True),
+        ("/models/m", True),
+        ("/batches", True),
+        ("/v1/v1/models", False),
+        ("/embeddings", False),
+    ],
+)
+async def test_a_path_without_v1_says_that_v1_is_missing(path: str, under_v1: bool) -> None:
+    async with Stage().client() as client:
+        response = await client.post(path)
+    assert response.status_code == 404
+    assert ("the base URL should end in /v1" in error_of(response)["message"]) == under_v1
+
+
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/tokenize", "/v1/detokenize"])
 @pytest.mark.parametrize("key", [None, "wrong-key-0123456789", ADMIN, "", K1 + " x"])
 async def test_no_key_or_a_wrong_one_is_401(path, key):

@@ -66,6 +66,39 @@ async def delete(stage: Stage, path: str, key: str = K1) -> Any:
         return await client.delete(path)
 
 
+class TestUnknownNames:
+    async def test_a_misspelt_field_makes_nothing_and_is_named(self) -> None:
+        stage = stage_with()
+        refused = await stage.post(CACHES, cache(tll="5h"))
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "tll")
+        assert error_of(refused)["message"].endswith("; did you mean ttl?")
+        assert (await get(stage, CACHES)).json()["data"] == []
+
+    async def test_nor_does_one_extend(self) -> None:
+        stage = stage_with()
+        assert (await stage.post(CACHES, cache())).status_code == 201
+        refused = await stage.post(f"{CACHES}/handbook", {"time": "5h"})
+        assert (refused.status_code, error_of(refused)["param"]) == (400, "time")
+
+    async def test_what_looks_like_no_name_is_not_repeated(self) -> None:
+        refused = await stage_with().post(CACHES, cache(**{"sk-secret 1": 1}))
+        assert refused.status_code == 400
+        assert "secret" not in refused.text
+
+    async def test_a_misspelt_parameter_is_named(self) -> None:
+        stage = stage_with()
+        assert (await get(stage, f"{CACHES}?user=ann")).status_code == 200
+        asked = (await get(stage, f"{CACHES}?usr=a"), await delete(stage, f"{CACHES}/x?usr=a"))
+        for refused in asked:
+            assert (refused.status_code, error_of(refused)["param"]) == (400, "usr")
+
+    async def test_an_unknown_field_of_a_message_is_passed_over_as_in_a_chat(self) -> None:
+        stage = stage_with()
+        made = await stage.post(CACHES, cache(messages=[{**SYSTEM[0], "colour": "red"}]))
+        assert made.status_code == 201
+        assert stage.metric("forebay_unknown_fields_total") == 1
+
+
 class TestCreating:
     async def test_runs_the_prefix_once_and_asks_to_keep_all_of_it(self) -> None:
         stage = stage_with()

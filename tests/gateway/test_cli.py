@@ -135,7 +135,10 @@ class FakeServer(BaseHTTPRequestHandler):
     bodies: list[dict[str, Any]]
 
     def do_GET(self) -> None:
-        self.answer(200, {"data": [{"id": "tiny"}]})
+        if self.path == "/v1/models/org/nope":
+            self.answer(404, {"error": {"message": "There is no such model."}})
+        else:
+            self.answer(200, {"data": [{"id": "tiny"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -241,6 +244,16 @@ def test_a_wrong_key_is_one_line(
         "forebay: the server answered 401: This API key is not valid. "
         "(see --key and FOREBAY_API_KEY)\n"
     )
+
+
+def test_a_model_that_is_not_there_opens_no_chat(
+    server: tuple[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["chat", "--url", server[0], "--key", "right", "--model", "org/nope"]) == 1
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.startswith(f"forebay: --model: {server[0]} has no such model for this key")
+    assert written.err.endswith("; it lists tiny\n")
 
 
 def test_ctrl_c_at_the_prompt_leaves(

@@ -60,6 +60,15 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_ADMIN_KEY", ADMIN)
 
 
+def test_stats_name_the_models_that_run_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = httpx.Response(200, json={"models": {}, "not_covered": ["far"]})
+    monkeypatch.setattr("gateway.cli.cache.raw", lambda *_, **__: answer)
+    assert run(["cache", "stats"]) == 0
+    assert capsys.readouterr().out.startswith("far: runs on servers elsewhere")
+
+
 def test_stats(gateway: Running, capsys: pytest.CaptureFixture[str]) -> None:
     gateway.ask("a")
     gateway.ask("b")

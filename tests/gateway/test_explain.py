@@ -71,6 +71,20 @@ def test_a_mixed_prompt() -> None:
     ]
 
 
+@pytest.mark.parametrize("tokens", [31, 32])
+def test_a_hit_to_the_end_says_why_one_token_less_is_cached(tokens: int) -> None:
+    use = CacheUse(16, device_tokens=tokens - 1, runs=(BlockRun(0, 2, Tier.DEVICE),))
+    [_, headline, line] = text_lines(explained(recent(ChoiceUse(0, 0, tokens, use, {}))))
+    assert headline.startswith(f"{tokens - 1} of {tokens} prompt tokens cached")
+    assert line.startswith(f"  blocks 0-1, tokens 0-{tokens - 1}: hit, was on the device; the last")
+
+
+def test_what_a_remote_server_answered_is_to_be_asked_there() -> None:
+    headline, reason = text_lines(explained(recent()))
+    assert headline.startswith("chat on m/0 (m) for acme")
+    assert reason.startswith("it ran on a server elsewhere")
+
+
 @pytest.mark.parametrize(
     ("place", "words"),
     [

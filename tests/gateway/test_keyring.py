@@ -12,6 +12,7 @@ from gateway.credentials import (
     build_key_ring,
     known_secrets,
     server_secret,
+    weak_keys,
     weakness_of_secret,
     worker_environ,
 )
@@ -118,6 +119,15 @@ def test_a_short_secret_is_said_to_be_weak_and_not_shown(secret: str | None, wea
     if said is not None:
         assert said.startswith("MY_SECRET has fewer than 16 characters")
         assert "sss" not in said
+
+
+def test_each_short_key_is_said_to_be_weak_and_not_shown() -> None:
+    settings = settings_of({"id": "a", "keys": [{"env": "A"}, {"env": "B"}, {"env": "UNSET"}]})
+    environ = {"A": " aaa-bbb ", "B": "b" * 16, "FOREBAY_ADMIN_KEY": "x7"}
+    said = weak_keys(settings, environ)
+    assert [line.split()[0] for line in said] == ["FOREBAY_ADMIN_KEY", "A"]
+    assert all("fewer than 16 characters" in line for line in said)
+    assert not any("aaa" in line or "x7" in line for line in said)
 
 
 def test_a_tenant_sees_its_receipts_unless_it_is_not_to() -> None:

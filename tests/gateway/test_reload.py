@@ -55,6 +55,19 @@ class Running:
         return float(line.split()[-1])
 
 
+def test_all_keys_that_are_not_set_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    remote = "{name: far, remote: [{url: 'http://h/v1', engine: vllm, api_key_env: FAR}]}"
+    path.write_text(
+        f"models: [{remote}]\ntenants: [{{id: a, keys: [{{env: OURS}}]}}]\n"
+        "server: {metrics: admin-key}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        ConfigSource(path, {}, {}).load()
+    names = [line.split(":")[0] for line in caught.value.messages]
+    assert names == ["FAR", "OURS", "FOREBAY_ADMIN_KEY"]
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Running:
     return Running(tmp_path / "forebay.yaml")

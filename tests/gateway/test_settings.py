@@ -38,9 +38,9 @@ def load(tmp_path: Path, text: str, environ: Mapping[str, str] | None = None) ->
 
 
 def mistakes(tmp_path: Path, text: str, environ: Mapping[str, str] | None = None) -> list[str]:
-    """The lines of the error, each without the file's directory."""
+    """The lines of the error, each without the file's directory. The variable KEY is set."""
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text, environ)
+        load(tmp_path, text, {"KEY": "a-key", **(environ or {})})
     assert all("\n" not in message for message in caught.value.messages)
     return [message.replace(f"{tmp_path}/", "") for message in caught.value.messages]
 
@@ -673,8 +673,8 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
-        ("FOREBAY_SEVER__PORT", "names no setting; did you mean server?"),
-        ("FOREBAY_SERVER__PROT", "names no setting; did you mean port?"),
+        ("FOREBAY_SEVER__PORT", "names no setting; did you mean FOREBAY_SERVER__PORT?"),
+        ("FOREBAY_SERVER__PROT", "names no setting; did you mean FOREBAY_SERVER__PORT?"),
         ("FOREBAY_SERVER__PORT__X", "names no setting"),
         ("FOREBAY_MODELS__5__NAME", "names an item that is not there; the next index may be added"),
         ("FOREBAY_MODELS__X__NAME", "names no setting"),
@@ -685,6 +685,43 @@ def test_a_variable_that_sets_nothing_is_refused(
 ) -> None:
     said = mistakes(tmp_path, MINIMAL, {variable: "redis://x"})
     assert said[0].startswith(f"{variable}: {message}")
+
+
+def test_files_and_keys_are_looked_at_beside_what_is_misspelt(tmp_path: Path) -> None:
+    text = """
+models:
+  - {name: m, path: bundeld}
+  - {name: n, remote: [{url: 'http://h/v1', engine: vllm, api_key_env: FAR}]}
+tenants:
+  - {id: a, class: interctive, keys: [{env: UNSET}, {env: KEY}], limits: {rmp: 3}}
+server: {tls: {cert: none.pem, key: none.pem}}
+routing: {policy: luck}
+"""
+    said = mistakes(tmp_path, text)
+    places = [line.split(": ")[1] for line in said if line.startswith("forebay.yaml: ")]
+    assert sorted(places) == [
+        "models[0].path",
+        "routing.policy",
+        "server.tls.cert",
+        "server.tls.key",
+        "tenants[0].class",
+        "tenants[0].limits.rmp",
+    ]
+    assert "forebay.yaml: models[0].path: no such file or directory: bundeld" in said
+    assert said[-2:] == [
+        "UNSET: is not set, and tenants[0].keys[0] takes its key from it",
+        "FAR: is not set, and models[1].remote[0] takes its key from it",
+    ]
+
+
+@pytest.mark.parametrize(
+    "entry", ["{env: sk-secret}", "sk-secret", "{env: [sk-secret]}", "{env: SKSECRET, hsh: x}"]
+)
+def test_what_is_no_variable_is_not_looked_up_and_not_shown(tmp_path: Path, entry: str) -> None:
+    text = f"models: [{{name: m, path: bundled}}]\ntenants: [{{id: a, keys: [{entry}]}}]"
+    [line] = mistakes(tmp_path, text)
+    assert line.startswith("forebay.yaml: tenants[0].keys[0]")
+    assert "secret" not in line.lower()
 
 
 def test_a_variable_that_the_file_names_may_be_called_anything(tmp_path: Path) -> None:

@@ -112,6 +112,15 @@ def test_a_line_that_cannot_be_run_is_refused_by_its_field(
     assert refusal(values) == (code, param)
 
 
+@pytest.mark.parametrize("raw", [b"{oops", b"[]", b'{"a": "\\ud800"}', b'{"\\ud800": 1}'])
+def test_what_is_no_object_is_said_of_the_line(raw: bytes):
+    with pytest.raises(LineRefused) as caught:
+        check_of().check(InputLine(7, raw))
+    error = caught.value.error
+    assert (error.code, error.line) == ("invalid_json_line", 7)
+    assert "body" not in error.message
+
+
 def test_a_model_that_the_tenant_may_not_use_is_none():
     check = check_of(models=("org/*",))
     assert refusal(line("one"), check) == ("model_not_found", "body.model")

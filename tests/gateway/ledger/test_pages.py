@@ -38,7 +38,8 @@ async def test_a_tenant_sees_its_own_and_nobody_elses(anywhere: Place) -> None:
         stage.here.ledger.note(row(outcome="cancelled", met_slo=False, ttft_s=0.4))
         stage.here.ledger.note(row(model="large", met_slo=None))
         stage.here.ledger.note(row(tenant="beta", ttft_s=None, tpot_s=None))
-        answer = (await acme.get("/v1/usage?tenant=beta")).json()
+        assert (await acme.get("/v1/usage?tenant=beta")).status_code == 400
+        answer = (await acme.get("/v1/usage")).json()
         assert answer["group_by"] == "model"
         assert answer["end"] - answer["start"] == pytest.approx(86_400)
         large, small = answer["data"]
