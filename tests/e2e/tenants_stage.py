@@ -28,7 +28,7 @@ TENANTS = {
     "hasty": "slo: {ttft_ms: 0.001, on_overload: reject}",
 }
 """By id: what each is held to. The budget is enough for one answer of `m`; a promise of a
-microsecond cannot be kept."""
+microsecond cannot be kept while anybody else is served."""
 PROMPT_TOKENS, OUTPUT_TOKENS, CACHED_TOKENS = 20, 5, 16
 """Of an answer as `tests.gateway.remote.upstream.whole` has it."""
 PRICE = "price: {input: 1.00, cached_input: 0.50, output: 2.00}"
@@ -109,6 +109,14 @@ class TenantsStage:
             lines = answer.iter_lines()
             next(lines)
             yield lines
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Both servers generate for somebody."""
+        self.servers.say(held)
+        with self.holding("acme"), self.holding("acme"):
+            assert self.servers.asked == 2
+            yield
 
     def operator(self, method: str, path: str, body: object = None) -> httpx.Response:
         """One call of the operator's."""

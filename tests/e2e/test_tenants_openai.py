@@ -76,9 +76,8 @@ def test_after_a_429_it_comes_again_when_told_and_is_let_in(stage: TenantsStage)
 def test_after_a_503_it_comes_again_when_told_and_then_says_so(
     stage: TenantsStage, tenant: str, model: str, code: str
 ) -> None:
-    stage.servers.say(answers(200, whole()))
     before = refused(stage, tenant, "unavailable")
-    with client(stage, tenant, 1) as retrying:
+    with stage.busy(), client(stage, tenant, 1) as retrying:
         began_s = time.monotonic()
         with pytest.raises(openai.InternalServerError) as unavailable:
             retrying.chat.completions.create(model=model, messages=ASK)
