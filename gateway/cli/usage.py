@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, show_rows
 from gateway.cli.server_call import DEFAULT_URL
+from gateway.ledger.group_by import GroupBy
 
 _NOTHING = "-"
 _NAMES = ("tenant", "model", "key", "service_class", "start")
@@ -28,17 +28,6 @@ _COLUMNS = (
     "TPOT ms p50",
     "TPOT p95",
 )
-
-
-class GroupBy(StrEnum):
-    """As the server's, whose module takes long to import."""
-
-    MODEL = "model"
-    KEY = "key"
-    SERVICE_CLASS = "service_class"
-    HOUR = "hour"
-    DAY = "day"
-
 
 Start = Annotated[
     str | None, typer.Option(help="Unix seconds, a date, or RFC 3339; 24 hours before the end.")

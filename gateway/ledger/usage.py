@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Row, Select, case, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.database.schema import requests
+from gateway.ledger.group_by import GroupBy
 
 MOST_GROUPS = 5000
 PERCENTILES = (50, 90, 95, 99)
 
-_HOUR_S, _DAY_S = 3600, 86_400
 _BUCKET = "bucket"
-
-
-class GroupBy(StrEnum):
-    """Into what a sum is taken apart. Hours and days are those of UTC."""
-
-    MODEL = "model"
-    KEY = "key"
-    SERVICE_CLASS = "service_class"
-    HOUR = "hour"
-    DAY = "day"
-
-    @property
-    def bucket_s(self) -> int | None:
-        """The length of one bucket of time."""
-        return {GroupBy.HOUR: _HOUR_S, GroupBy.DAY: _DAY_S}.get(self)
 
 
 class TooManyGroups(Exception):

@@ -36,9 +36,10 @@ from typing import Any
 
 from gateway.errors import ApiError, bad_request, unavailable
 from gateway.ledger.book import LedgerBook
+from gateway.ledger.group_by import GroupBy
 from gateway.ledger.period import Period, read_period
 from gateway.ledger.table import LedgerUnavailable
-from gateway.ledger.usage import MOST_GROUPS, GroupBy, Percentiles, TooManyGroups, Usage, UsageQuery
+from gateway.ledger.usage import MOST_GROUPS, Percentiles, TooManyGroups, Usage, UsageQuery
 from policies.pricing import usd_text
 
 _LONGEST_S = 400 * 86_400.0

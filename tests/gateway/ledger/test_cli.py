@@ -15,8 +15,8 @@ from gateway.cli import usage as cli_usage
 from gateway.cli.ledger import Form
 from gateway.cli.main import run
 from gateway.ledger.export import FORMATS
+from gateway.ledger.group_by import GroupBy
 from gateway.ledger.row import LedgerRow
-from gateway.ledger.usage import GroupBy
 from tests.gateway.database.both import place
 from tests.gateway.ledger.rows import row
 from tests.gateway.ledger.stage import opened_pages, served

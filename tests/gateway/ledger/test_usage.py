@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from gateway.ledger import usage as usage_module
+from gateway.ledger.group_by import GroupBy
 from gateway.ledger.row import LedgerRow
-from gateway.ledger.usage import PERCENTILES, GroupBy, Percentiles, TooManyGroups, Usage, UsageQuery
+from gateway.ledger.usage import PERCENTILES, Percentiles, TooManyGroups, Usage, UsageQuery
 from tests.gateway.database.both import KINDS, place
 from tests.gateway.ledger.rows import opened, row
 

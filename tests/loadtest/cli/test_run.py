@@ -67,15 +67,17 @@ async def wants_key(call: Call, reply: Reply) -> None:
         await reply.whole(401, b"{}")
 
 
-def test_one_refused_request_ends_with_1_and_its_reason_has_no_key(tmp_path: Path) -> None:
-    async def refuse(call: Call, reply: Reply) -> None:
-        if call.method == "POST":
-            await reply.whole(503, f'{{"error": {{"message": "{KEY} is late."}}}}'.encode())
-        else:
-            await answer(call, reply)
+async def is_late(call: Call, reply: Reply) -> None:
+    """Lists models, and refuses the rest with the key in its reason."""
+    if call.method == "POST":
+        await reply.whole(503, f'{{"error": {{"message": "{KEY} is late."}}}}'.encode())
+    else:
+        await answer(call, reply)
 
+
+def test_one_refused_request_ends_with_1_and_its_reason_has_no_key(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    with served(refuse) as server:
+    with served(is_late) as server:
         code, output = command(
             *("run", url(server), *SMALL, "--requests", "2", "--warm-up", "0"),
             *("--html", str(page)),
@@ -91,14 +93,8 @@ def test_one_refused_request_ends_with_1_and_its_reason_has_no_key(tmp_path: Pat
 
 
 def test_a_run_whose_whole_warm_up_fails_ends_with_its_reason(tmp_path: Path) -> None:
-    async def refuse(call: Call, reply: Reply) -> None:
-        if call.method == "POST":
-            await reply.whole(503, f'{{"error": {{"message": "{KEY} is late."}}}}'.encode())
-        else:
-            await answer(call, reply)
-
     page = tmp_path / "page.html"
-    with served(refuse) as server:
+    with served(is_late) as server:
         code, output = command(
             *("run", url(server), *SMALL, "--requests", "9", "--warm-up", "2", "--seed", "1"),
             *("--html", str(page)),
