@@ -5,10 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from policies.routing import NOTHING_CACHED, Candidate, RouteRequest, RoutingPolicy
+from policies.cost import Coefficients
+from policies.routing import (
+    NOTHING_CACHED,
+    Cached,
+    Candidate,
+    RouteRequest,
+    RoutingPolicy,
+    Standing,
+)
 from policies.routing_prediction import predict, predicted_terms
 
 _NEVER = float("inf")
+_SHAPES_KEPT = 4
+"""For so many times the replicas that there are, what was worked out about them is kept."""
+
+_Shape = tuple[Standing, Coefficients, float, float, float, float, float, float, int]
+"""What a standing and the costs there come to, before a prompt is known: seconds for each token,
+each attended token, each token of context read and each step; how often what is computed counts;
+what is ahead, in seconds; and the tokens of a step."""
+_Work = tuple[int, float, float, float]
+"""At least so many tokens, steps, attended tokens and tokens of context read (`cost.StepShape`)."""
 
 
 class PredictedTtft:
@@ -43,6 +60,7 @@ class PredictedTtft:
         if noise < 0:
             raise ValueError(f"noise must be at least 0, not {noise}")
         self._noise = noise
+        self._shapes: dict[str, _Shape] = {}
 
     def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
         """The least cost, in time if that can be; among equals, any."""
@@ -62,25 +80,89 @@ class PredictedTtft:
     def _cheapest(
         self, request: RouteRequest, candidates: Sequence[Candidate], random: Random
     ) -> int:
-        floors = _floors_s(request, candidates)
+        floors = self._floors_s(request, candidates)
         lowest = floors.index(min(floors))
         if floors[lowest] == _NEVER:  # all are full: then that tells nothing
             return self._cheapest(request, [_not_full(one) for one in candidates], random)
-        costs = self._costs_s(request, [candidates[lowest]])
+        first = self._costs_s(request, [candidates[lowest]])[0]
         # whoever costs least, its equals cost no more than this one and its noise
-        within_s = costs[0][0] * (1.0 + self._noise)
+        within_s = first[0] * (1.0 + self._noise)
         others = [
             index for index, floor_s in enumerate(floors) if floor_s <= within_s and index != lowest
         ]
         if not others:
             return lowest
-        costs += self._costs_s(request, [candidates[index] for index in others])
-        least_s, own_s = min(costs)
+        costs = {lowest: first}
+
+        def look_at(indices: Sequence[int]) -> None:
+            found = self._costs_s(request, [candidates[index] for index in indices])
+            costs.update(zip(indices, found, strict=True))
+
+        if cheaper := [index for index in others if floors[index] < first[0]]:
+            look_at(cheaper)
+        least_s, own_s = min(costs.values())
         bound_s = least_s + self._noise * own_s
-        likely = [lowest, *others]
-        return _any(
-            [i for i, (cost_s, _) in zip(likely, costs, strict=True) if cost_s <= bound_s], random
-        )
+        likely = [index for index in (lowest, *others) if floors[index] <= bound_s]
+        # most of them need not be looked at: whoever is drawn and is none of the equals leaves each
+        # of these the same chance
+        drawn = _any(likely, random)
+        if drawn not in costs:
+            look_at([drawn])
+        if costs[drawn][0] <= bound_s:
+            return drawn
+        look_at([index for index in likely if index not in costs])
+        return _any([index for index in likely if costs[index][0] <= bound_s], random)
+
+    def _floors_s(self, request: RouteRequest, candidates: Sequence[Candidate]) -> list[float]:
+        """For each candidate no more than it costs, and mostly little less; infinite for one that
+        is full. A few operations each, so that only a handful has to be looked at closely.
+
+        A prompt takes at least as many steps as if nobody ran beside it. What would have to be
+        loaded from a lower tier is taken to be there, and what is computed then to attend to
+        nothing, in no more steps than tokens fill. Of a step under way at least half is ahead. Of
+        what other flows of its priority have queued, nothing is certain to be.
+        """
+        prompt_tokens, priority, flow = request.prompt_tokens, request.priority, request.flow
+        shapes = self._shapes
+        if len(shapes) > _SHAPES_KEPT * len(candidates):
+            shapes.clear()
+        known_cached: Cached | None = None
+        known_step_tokens = 0
+        cold: _Work | None = None
+        uncached, steps, attended, read = 0, 0.0, 0.0, 0.0
+        floors = []
+        for name, cost, standing, cached in candidates:
+            if standing.full:
+                floors.append(_NEVER)
+                continue
+            shape = shapes.get(name)
+            if shape is None or shape[0] is not standing or shape[1] is not cost:
+                shape = shapes[name] = _shape_of(standing, cost)
+            _, _, token_s, attended_s, read_s, step_s, turns, ahead_s, step_tokens = shape
+            if cached is not known_cached or step_tokens != known_step_tokens:
+                if step_tokens != known_step_tokens:
+                    cold = None
+                known_cached, known_step_tokens = cached, step_tokens
+                if cached is not NOTHING_CACHED:
+                    work = _least_work(prompt_tokens, cached, step_tokens)
+                elif cold is None:
+                    work = cold = _least_work(prompt_tokens, cached, step_tokens)
+                else:
+                    work = cold
+                uncached, steps, attended, read = work
+            queued = standing[6]
+            if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] > priority):
+                pending = standing[0]
+                for its_priority, _, tokens, its_flow, _, _ in queued:
+                    if its_priority > priority or (its_priority == priority and its_flow != flow):
+                        pending -= tokens
+                ahead_s = _ahead_s(pending, cost)
+            floors.append(
+                turns
+                * (token_s * uncached + attended_s * attended + read_s * read + step_s * steps)
+                + ahead_s
+            )
+        return floors
 
     def _costs_s(
         self, request: RouteRequest, candidates: Sequence[Candidate]
@@ -176,31 +258,51 @@ BUILT_IN: dict[str, Callable[[], RoutingPolicy]] = {
 """What makes each policy by the name that a configuration gives it."""
 
 
-def _floors_s(request: RouteRequest, candidates: Sequence[Candidate]) -> list[float]:
-    """For each candidate less than it can cost, infinite for one that is full unless all are: a
-    few operations that mostly leave a handful to be looked at closely.
+def _shape_of(standing: Standing, cost: Coefficients) -> _Shape:
+    """What a replica does with any prompt at least."""
+    reuse = standing.reuse
+    return (
+        standing,
+        cost,
+        cost.token_s,
+        cost.attended_s,
+        cost.context_read_s,
+        cost.constant_s
+        + cost.sequence_s
+        + standing.running * (cost.token_s + cost.sequence_s)
+        + standing.context_tokens * (cost.attended_s + cost.context_read_s),
+        1.0 + standing.waiting + reuse + reuse * reuse,
+        _ahead_s(standing.pending_tokens, cost),
+        cost.step_tokens,
+    )
 
-    A token that is computed takes its own time and its share of a full step's constant; of a step
-    under way at least half is ahead. Of what other flows of its priority have queued, nothing is
-    certain to be.
-    """
-    prompt_tokens, priority, flow = request.prompt_tokens, request.priority, request.flow
-    floors = []
-    for _, cost, standing, cached in candidates:
-        pending, waiting, _, _, _, full, queued, _, reuse, _ = standing
-        if full:
-            floors.append(_NEVER)
-            continue
-        step_tokens = cost[9]
-        if queued and (len(queued) > 1 or queued[0][3] != flow or queued[0][0] > priority):
-            for its_priority, _, tokens, its_flow, _, _ in queued:
-                if its_priority > priority or (its_priority == priority and its_flow != flow):
-                    pending -= tokens
-        ahead = pending - 0.5 * step_tokens if pending > step_tokens else 0.5 * pending
-        uncached = prompt_tokens if cached is NOTHING_CACHED else prompt_tokens - sum(cached)
-        computed = uncached * (1.0 + waiting + reuse + reuse * reuse)
-        floors.append((cost[1] + cost[0] / step_tokens) * (computed + ahead))
-    return floors
+
+def _ahead_s(pending_tokens: int, cost: Coefficients) -> float:
+    """What so many tokens in front take at least: each its own time and its share of a full step's
+    constant, and half of those in the step under way."""
+    step_tokens = cost.step_tokens
+    ahead = pending_tokens - 0.5 * min(pending_tokens, step_tokens)
+    return (cost.token_s + cost.constant_s / step_tokens) * ahead
+
+
+def _least_work(prompt_tokens: int, cached: Cached, step_tokens: int) -> _Work:
+    """What is left of a prompt to compute."""
+    device, dram, redis = cached
+    if dram or redis:
+        uncached = max(1, prompt_tokens - device - dram - redis)
+        return uncached, uncached / step_tokens, 0.0, 0.0
+    uncached = prompt_tokens - device
+    if uncached < 1:
+        uncached = 1
+    context = prompt_tokens - uncached
+    full = (uncached - 1) // step_tokens  # steps before the last
+    attended = 0.5 * uncached * (prompt_tokens + context + 1)
+    return (
+        uncached,
+        full + 1,
+        attended,
+        (full + 1) * (context + 0.5 * step_tokens * full) + uncached,
+    )
 
 
 def _not_full(candidate: Candidate) -> Candidate:

@@ -25,6 +25,10 @@ class Condition(StrEnum):
     DOWN = "down"
 
 
+_SERVING = Condition.SERVING
+"""By itself, since it is gone by so often, and to look a member up in its class takes long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Health:
     """A replica's condition, and why, in words for the operator. `final`: it will not change."""
@@ -106,7 +110,7 @@ class Member(Generic[ReplicaT_co]):
         """
         if (
             self.draining
-            or self.replica.health().condition is not Condition.SERVING
+            or self.replica.health().condition is not _SERVING
             or not (self.breaker.closed or self.takes_requests())
         ):
             return None

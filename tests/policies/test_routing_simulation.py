@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import cache
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -21,6 +22,7 @@ PREFIXES = 12
 LOW_PER_S, HIGH_PER_S = 4.0, 28.0
 """Two replicas that have to compute nothing but tails do about 38 requests a second, those that
 find half of the prefixes about 13."""
+SEEDS = range(1, 7)
 
 
 class Pinned:
@@ -47,8 +49,13 @@ def half_fits(policy: str, per_s: float, seed: int = 1) -> Outcome:
 
 @pytest.mark.parametrize("per_s", [LOW_PER_S, HIGH_PER_S])
 def test_prefixes_stay_where_they_are_warm(per_s: float) -> None:
-    found, ideal = half_fits("predicted-ttft", per_s), half_fits("pinned", per_s)
-    assert found.hit_rate >= ideal.hit_rate - 0.03
+    lost = [
+        half_fits("pinned", per_s, seed).hit_rate
+        - half_fits("predicted-ttft", per_s, seed).hit_rate
+        for seed in SEEDS
+    ]
+    assert fmean(lost) <= 0.03  # a single course of chance can lose a block of requests
+    found = half_fits("predicted-ttft", per_s)
     for blind in ("round-robin", "random"):
         other = half_fits(blind, per_s)
         assert other.hit_rate < 0.65
