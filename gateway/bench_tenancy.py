@@ -47,7 +47,7 @@ from policies.cost import Coefficients
 from policies.limits import Limits
 from policies.pricing import NUSD, Price
 from policies.routing import RouteRequest
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 from policies.slo import Slo
 
 _MODEL = "model"

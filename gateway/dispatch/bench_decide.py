@@ -32,7 +32,7 @@ from gateway.dispatch.router import Router
 from policies.bench_routing import LEARNED
 from policies.cost import Coefficients
 from policies.routing import RouteRequest
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 
 _SEED = 11
 _SYSTEM_TOKENS = 1024

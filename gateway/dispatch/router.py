@@ -24,7 +24,7 @@ from policies.answer_lengths import AnswerLengths
 from policies.cost import Coefficients
 from policies.prediction_biases import PredictionBiases
 from policies.routing import Candidate, RouteRequest, RoutingPolicy
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 
 _log = structlog.get_logger("forebay.routing")
 

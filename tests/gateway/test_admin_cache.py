@@ -22,7 +22,7 @@ from gateway.remote.model import make_remote_model
 from gateway.remote.replica import RemoteReplica
 from gateway.replica import ReplicaUnavailable
 from gateway.settings import Settings
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import (
     ADMIN,

@@ -6,7 +6,8 @@ from importlib import invalidate_caches
 import pytest
 
 from gateway.routing_policies import RoutingPolicyError, load_policy, policy_names
-from policies.routing_policies import BUILT_IN, PredictedTtft, RoundRobin
+from policies.routing_policies import BUILT_IN, RoundRobin
+from policies.routing_ttft import PredictedTtft
 
 MODULE = """
 class First:

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.routing import NOTHING_CACHED, Cached, Candidate, Queued, RouteRequest, Standing
-from policies.routing_policies import BUILT_IN, PredictedTtft, PrefixAffinity, RoundRobin
+from policies.routing_policies import BUILT_IN, PrefixAffinity, RoundRobin
 from policies.routing_prediction import predict
+from policies.routing_ttft import PredictedTtft
 from tests.policies.fleet_simulation import BUNDLED
 
 PROMPT = RouteRequest(1088, 32)

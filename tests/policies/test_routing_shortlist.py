@@ -6,9 +6,10 @@ import numpy as np
 
 from policies.cost import Coefficients
 from policies.routing import NOTHING_CACHED, Cached, Candidate, RouteRequest, Standing
-from policies.routing_policies import BUILT_IN, PredictedTtft
+from policies.routing_policies import BUILT_IN
 from policies.routing_prediction import predict
 from policies.routing_shortlist import SHORTLISTS, Holders, TtftShortlist
+from policies.routing_ttft import PredictedTtft
 
 COST = Coefficients(5e-3, 2e-4, 3e-4, 2e-9, 1e-8, 5e-5, 7e-5, 1e-3, 4e-4, 256, 16)
 MOST = 4

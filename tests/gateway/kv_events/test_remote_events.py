@@ -18,7 +18,7 @@ from gateway.remote.group import RemoteReplicas
 from gateway.remote.replica import RemoteReplica
 from gateway.settings_fleet import RemoteSettings
 from policies.routing import NOTHING_CACHED
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 from tests.cache.fake_vllm import FakeVllm
 from tests.gateway.kv_events.fake_publisher import FakePublisher
 from tests.gateway.remote.remote_stage import NobodyWatches

@@ -32,7 +32,7 @@ from gateway.settings_fleet import RemoteSettings
 from gateway.sse import StreamTimes
 from gateway.tenants import KeyRing, Tenant
 from gateway.wire.json_body import parse_object
-from policies.routing_policies import PredictedTtft
+from policies.routing_ttft import PredictedTtft
 from tests.gateway.remote.upstream import Upstream
 from tests.gateway.stage import eventually, tenant
 
