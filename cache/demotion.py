@@ -188,6 +188,10 @@ class Demotion:
                 self._wishes.add(key, retention.seconds, now_s, mark)
         self._fulfil_wishes(now_s)
 
+    def close(self) -> None:
+        """Copy nothing down any more because it was to last: the copier goes."""
+        self._wishes.clear()
+
     def pushed_from_device(self, key: BlockKey) -> None:
         """The device pool evicts a block."""
         tiers, dram = self._tiers, self._tiers.dram
@@ -227,6 +231,7 @@ class Demotion:
                 continue
             if key.link in self._storing or key.link in self._copying:
                 continue
+            self._wishes.tried(key, now_s)
             if (slot := dram.find(key)) is not None:
                 below.setdefault(wish.seconds, []).append(slot)
             elif (page := tiers.device.find(key)) is not None:

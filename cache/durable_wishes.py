@@ -9,18 +9,20 @@ from typing import NamedTuple
 from cache.block import BlockKey
 
 _MOST = 1 << 14
-"""Beyond so many the oldest wish is forgotten."""
+"""Beyond so many the wish is forgotten that was not tried for longest."""
 _AGAIN_S = 1.0
 
 
 class Wish(NamedTuple):
     """A block, and for how many seconds it shall be in Redis; at `until_s` the wish itself is over.
-    `erasure_mark` is that of `Tiers`: what was erased since is not wished for any more."""
+    It is not tried before `again_s`. `erasure_mark` is that of `Tiers`: what was erased since is
+    not wished for any more."""
 
     key: BlockKey
     seconds: float
     until_s: float
     erasure_mark: int
+    again_s: float = 0.0
 
 
 class DurableWishes:
@@ -52,12 +54,23 @@ class DurableWishes:
         """Its content is gone."""
         self._wishes.pop(key.link, None)
 
+    def tried(self, key: BlockKey, now_s: float) -> None:
+        """It is not open for a second, and goes behind the others. What Redis does not take, of a
+        tenant whose quota is used up for one, must neither be copied without end nor be all that is
+        ever tried."""
+        wish = self._wishes.pop(key.link)
+        self._wishes[key.link] = wish._replace(again_s=now_s + _AGAIN_S)
+
+    def clear(self) -> None:
+        """There are none any more."""
+        self._wishes.clear()
+
     def open(self, now_s: float) -> Iterator[Wish]:
-        """Those to be fulfilled, oldest first."""
+        """Those to be tried: first those that were not for longest."""
         for wish in list(self._wishes.values()):
             if wish.until_s <= now_s:
                 del self._wishes[wish.key.link]
-            else:
+            elif wish.again_s <= now_s:
                 yield wish
 
     def due_again(self, now_s: float) -> bool:

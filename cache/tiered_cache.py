@@ -141,6 +141,16 @@ class TieredCache:
         if len(self._latest_child) > tiers.device.counts().total:
             self._latest_child.popitem(last=False)
 
+    def forget(self, keys: Sequence[BlockKey]) -> None:
+        """Have none of these blocks on the device or in DRAM any more; who holds one keeps it."""
+        pools = [self._tiers.device]
+        if self._tiers.dram is not None:
+            pools.append(self._tiers.dram.pool)
+        for pool in pools:
+            for index in map(pool.find, keys):
+                if index is not None:
+                    pool.drop(index)
+
     def use(
         self,
         lookup: Lookup,
@@ -331,6 +341,7 @@ class TieredCache:
     def close(self) -> None:
         """Wait for transfers that touch pages; nothing is taken in any more."""
         if self._tiers.dram is not None:
+            self._demotion.close()
             with closing(self._tiers.dram.arena):
                 self._tiers.dram.copier.close()
                 self._tiers.mail.deliver()

@@ -15,6 +15,7 @@ from engine.executors.base import Executor, PausableExecutor
 from engine.request import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampled, Sampler
+from engine.sampling.torch_threads import one_torch_thread
 from engine.scheduler import Chunk
 from engine.sequence import Sequence
 
@@ -71,6 +72,7 @@ class Computation:
             for chunk in chunks:
                 self._aside.rows.pop(chunk.sequence, None)
         try:
+            self._clear_opened(chunks)
             builder = self._batches if self._aside is None else self._batches_beside
             batch, ranges = builder.build(chunks)
             return self._outcomes(chunks, ranges, self._executor.forward(batch))
@@ -82,6 +84,7 @@ class Computation:
         `run` computes others meanwhile."""
         assert self._aside is None
         try:
+            self._clear_opened(chunks)
             batch, ranges = self._batches.build(chunks)
             logits = cast(PausableExecutor, self._executor).start(batch)
             if logits is None:
@@ -117,6 +120,18 @@ class Computation:
             _log.exception("request %s failed in its step", name)
             return [Computed(chunks[0], Outcome(error))]
         return [computed for chunk in chunks for computed in self.run([chunk])]
+
+    def _clear_opened(self, chunks: Ordered[Chunk]) -> None:
+        """Zero the pages that these chunks begin and do not fill. What a former holder left there
+        has no weight in anybody's attention, but is multiplied with that: where the model's numbers
+        failed for him, 0 * NaN would make them fail for the next one."""
+        block_tokens = self._executor.block_tokens
+        with one_torch_thread():
+            for chunk in chunks:
+                first = chunk.sequence.computed
+                block, used = divmod(first + chunk.tokens, block_tokens)
+                if used and block * block_tokens >= first:
+                    self._executor.pages[chunk.sequence.pages[block]].zero_()
 
     def _outcomes(
         self, chunks: Ordered[Chunk], ranges: Ordered[range], logits: torch.Tensor

@@ -27,7 +27,7 @@ from engine.batching import BatchBuilder, step_shape
 from engine.caching import device_only
 from engine.computation import Computation, Computed
 from engine.ending import EndRules, last_words
-from engine.errors import BadLogits, EngineError
+from engine.errors import BadLogits, EngineError, LogitsNotFinite
 from engine.executors.base import Executor
 from engine.pausing import Allowance, Pauses, gives_way_to
 from engine.report import EngineStats, StepReport
@@ -348,11 +348,14 @@ class Engine:
             problem = "a request of this id is running"
         if problem:
             return last_words(request.request_id, FinishReason.ERROR, 0, problem)
+        sequence: Sequence | None = None
         try:
             sequence = Sequence(request, self._arrivals, time.monotonic())
             self._scheduler.add(sequence)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the others
             _log.exception("request %s cannot be taken in", request.request_id)
+            if sequence is not None:  # it may be in line already, and searched for
+                self._scheduler.remove(sequence)
             return last_words(request.request_id, FinishReason.ERROR, 0, type(error).__name__)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -492,6 +495,8 @@ class Engine:
         led to bad logits is not kept for others."""
         (chunk, outcome), sequence = computed, computed.chunk.sequence
         chosen = outcome.chosen
+        if isinstance(chosen, LogitsNotFinite):
+            self._scheduler.distrust(sequence)
         if isinstance(chosen, Exception):
             error = str(chosen) if isinstance(chosen, BadLogits) else type(chosen).__name__
             return self._finish(sequence, FinishReason.ERROR, error=error)

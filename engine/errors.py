@@ -23,3 +23,10 @@ class BadLogits(EngineError):
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
         self.row = row
+
+
+class LogitsNotFinite(BadLogits):
+    """The model's own numbers have failed: the KV that led to them is not to be trusted either."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row, "the model's logits are not finite")

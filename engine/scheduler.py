@@ -280,6 +280,10 @@ class Scheduler:
             return
         self._meter.end(sequence)
 
+    def distrust(self, sequence: Sequence) -> None:
+        """Let nobody find what a running sequence has published: its numbers have failed."""
+        self._pages.unpublish(sequence)
+
     def _left_lobby(self, sequence: Sequence) -> bool:
         return self._lobby is not None and self._lobby.remove(sequence)
 

@@ -112,6 +112,13 @@ class SequencePages:
             self.leaders.filled(key)
         sequence.published = len(keys)
 
+    def unpublish(self, sequence: Sequence) -> None:
+        """Let nobody find the sequence's blocks any more, but for those of a shared prefix, which
+        others have found good."""
+        full = sequence.published * self._block_tokens
+        keys = sequence.block_keys(self._block_tokens, full)
+        self._cache.forget([key for key in keys if key.owner == sequence.request.owner])
+
     def prompt_done(self, sequence: Sequence) -> None:
         """All of the prompt is computed."""
         keys = sequence.block_keys(self._block_tokens, sequence.prompt_tokens)

@@ -52,6 +52,7 @@ class PagedAttention(Protocol):
         `query` is [T, heads, head_dim]. `keys` and `values` are one layer of the pool,
         [blocks, kv_heads, block_tokens, head_dim], and already hold this step's own tokens. A query
         at position p of its sequence sees positions <= p, and > p - window if there is a window.
-        Slots past a sequence's context may hold anything finite and must not show.
+        Slots past a sequence's context may hold anything finite and must not show; entries of a
+        block table behind its last page name its first one.
         """
         ...

@@ -22,7 +22,7 @@ from engine.decoder import (
     RotateAndStore,
     Select,
 )
-from engine.executors.base import StepBatch
+from engine.executors.base import Int32Array, StepBatch
 
 _PAGE_LAYOUT = "layer-kv-head-token-dim"
 
@@ -100,7 +100,8 @@ class _Step:
         self._token_ids = torch.from_numpy(batch.token_ids).to(device, torch.int64)
         self._logit_rows = torch.from_numpy(batch.logit_rows).to(device, torch.int64)
         decodes = np.flatnonzero(np.diff(batch.query_starts) == 1)
-        block_tables = torch.from_numpy(batch.block_tables).to(device, torch.int64)
+        tables = _own_pages_only(batch, executor.block_tokens)
+        block_tables = torch.from_numpy(tables).to(device, torch.int64)
         self._index = StepIndex(
             query_starts=tuple(batch.query_starts.tolist()),
             context_lengths=tuple(batch.context_lengths.tolist()),
@@ -207,6 +208,18 @@ def _rotation_table(
     frequencies = torch.tensor(inverse_frequencies, dtype=torch.float64)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
     return (torch.stack((angles.cos(), angles.sin()), dim=1) * amplitude).float().to(device)
+
+
+def _own_pages_only(batch: StepBatch, block_tokens: int) -> Int32Array:
+    """The block tables, with each sequence's first page for the entries behind its last one.
+
+    Attention gathers as many pages for the short ones as for the longest. They have no weight, but
+    in the pages of others there may be NaN.
+    """
+    used = -(-batch.context_lengths // block_tokens)
+    columns = np.arange(batch.block_tables.shape[1])
+    own = columns < used[:, None]
+    return np.where(own, batch.block_tables, batch.block_tables[:, :1])
 
 
 def _fused(names: tuple[str, ...]) -> str:

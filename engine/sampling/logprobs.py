@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.errors import BadLogits
+from engine.errors import LogitsNotFinite
 from engine.request import TokenLogprobs
 from engine.sampling.candidates import at_least, rank_floors
 from engine.sampling.grid_softmax import row_chunks, weight_totals
@@ -45,7 +45,7 @@ def prompt_logprobs(
     """Log-probabilities of known tokens: row i of logits predicts target_ids[i].
 
     logits float32 [n, vocab], unchanged; target_ids int64 [n]; `top` alternatives beside each.
-    Raises BadLogits for the first row whose greatest logit is not a finite number.
+    Raises LogitsNotFinite for the first row whose greatest logit is not a finite number.
     """
     reports: list[TokenLogprobs] = []
     with torch.inference_mode(), one_torch_thread():
@@ -57,7 +57,7 @@ def prompt_logprobs(
             finite = maxima.isfinite()
             if not bool(finite.all()):
                 row = chunk.start + finite.tolist().index(False)
-                raise BadLogits(row, "the model's logits are not finite")
+                raise LogitsNotFinite(row)
             reports += RawLogprobs(rows, maxima, [top] * rows.shape[0]).chosen(targets[chunk])
     return reports
 

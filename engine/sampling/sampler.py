@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.errors import BadLogits
+from engine.errors import BadLogits, LogitsNotFinite
 from engine.request import TokenLogprobs
 from engine.sampling.logit_edits import LogitEdits, apply_edits
 from engine.sampling.logprobs import RawLogprobs
@@ -89,7 +89,7 @@ class Sampler:
             logits = logits.contiguous()
             best = self._argmax(logits)
             peaks = logits.gather(1, best.unsqueeze(1)).view(-1)
-            bad = _mute(logits, peaks, "the model's logits are not finite")
+            bad = _mute(logits, peaks, LogitsNotFinite)
             if not all(row.plain_greedy for row in rows):
                 reports, banned = self._choose(logits, peaks, best, rows)
                 bad = banned | bad
@@ -138,7 +138,7 @@ class Sampler:
             index = torch.tensor(edited, device=logits.device)
             best[index] = changed_best
             peaks[index] = changed.gather(1, changed_best.unsqueeze(1)).view(-1)
-            bad |= _mute(logits, peaks, "logit_bias leaves no token to choose")
+            bad |= _mute(logits, peaks, _no_token_left)
         for filtered in (False, True):
             drawn = [
                 i for i, row in enumerate(rows) if not row.params.greedy and row.filters is filtered
@@ -183,12 +183,18 @@ def _pick(values: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
     return values[torch.tensor(indices, dtype=torch.int64, device=values.device)]
 
 
-def _mute(logits: torch.Tensor, peaks: torch.Tensor, reason: str) -> dict[int, BadLogits]:
+def _no_token_left(row: int) -> BadLogits:
+    return BadLogits(row, "logit_bias leaves no token to choose")
+
+
+def _mute(
+    logits: torch.Tensor, peaks: torch.Tensor, error: Callable[[int], BadLogits]
+) -> dict[int, BadLogits]:
     """Report rows whose peak is not finite, and zero them so that the rest can go on unharmed."""
     finite = peaks.isfinite()
     if bool(finite.all()):
         return {}
-    bad = {i: BadLogits(i, reason) for i, ok in enumerate(finite.tolist()) if not ok}
+    bad = {i: error(i) for i, ok in enumerate(finite.tolist()) if not ok}
     for i in bad:
         logits[i] = 0.0
         peaks[i] = 0.0

@@ -252,6 +252,35 @@ def test_a_request_that_fails_in_its_step_takes_nothing_with_it(store, cold):
         cold.check(stage, "native")
 
 
+def fail_once(monkeypatch, owner, name):
+    real, calls = getattr(owner, name), []
+
+    def broken(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError
+        return real(*args)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+@pytest.mark.parametrize("at", ["its search has begun", "it is in line"])
+def test_a_request_that_cannot_be_taken_in_leaves_nothing_behind(at, store, monkeypatch):
+    with running_stage("native", store) as stage:
+        put_in_redis(stage)
+        if at == "it is in line":
+            fail_once(monkeypatch, stage.engine._scheduler, "_foresee")
+        else:
+            fail_once(monkeypatch, stage.cache, "blocks_held")
+        stage.run([ask("bad", PROMPT)])
+        assert stage.out.outcomes["bad"].error == "MemoryError"
+        stage.run_one(ask("other", tokens("other", 15)))
+        stage.wait_quiet()
+        assert not stage.cache._promotion.holds_slots
+        assert stage.engine.stats().waiting == 0
+        stage.engine.check_integrity()
+
+
 def test_two_models_share_one_redis(store, cold):
     """Different weights, same prompts, same tenants, at the same time; and again after both have
     left what they had in Redis."""

@@ -11,7 +11,7 @@ from cache.block_pool import Share
 from cache.report import Miss
 from tests.cache.redis_blocks import running_store, until
 from tests.cache.valkey import running_valkey
-from tests.engine.tier_stage import TierStage
+from tests.engine.tier_stage import TierStage, owner
 from tests.engine.tiered_engines import (
     MAX_CONTEXT,
     ask,
@@ -111,6 +111,63 @@ def test_what_was_erased_is_not_written_any_more_because_it_was_to_last(monkeypa
     stage.finish()
     assert not stage.redis.values
     stage.check()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("what", ["refused stores", "failed stores", "failed copies"])
+def test_blocks_that_shall_last_do_not_come_down_again_and_again(what, keeps):
+    """They would hold their pages all the time, and others would wait for those."""
+    stage = TierStage(pages=24, slots=48, keeps=keeps)
+    if what == "failed copies":
+        stage.copier._run = lambda moves, done, *, down: done(None)
+    elif what == "failed stores":
+        stage.redis.store = lambda blocks, done, _: (
+            stage.redis.queue.append(lambda: done((False,) * len(blocks))) or True
+        )
+    else:
+        stage.redis.store = lambda *_: False
+    stage.run("1", prompt(20), retention=(Retention(20 * 16, 3600.0, durable=True),))
+    assert len(stage.cache._demotion._wishes._wishes) == 20, "they are tried again later"
+    assert stage.tiers.device.counts().held == 0
+    stage.check()
+
+
+def test_a_tenant_whose_blocks_redis_does_not_take_keeps_nobody_elses_from_it(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    stage = TierStage(pages=24, slots=16)
+    assert stage.cache._demotion.room_for_stores == 4
+    store = stage.redis.store
+
+    def store_others(blocks, done, ttl_s=None):
+        others = [block for block in blocks if block[0].owner != owner("full")]
+        fates = tuple(key.owner != owner("full") for key, _ in blocks)
+        return bool(others) and store(others, lambda _: done(fates), ttl_s)
+
+    stage.redis.store = store_others
+    stage.run("1", prompt(8), tenant="full", retention=(Retention(8 * 16, 3600.0, durable=True),))
+    wish = (Retention(2 * 16, 3600.0, durable=True),)
+    done = stage.run("2", prompt(2), tenant="other", retention=wish)
+    for _ in range(4):
+        now[0] += 1.5
+        stage.step()
+        stage.finish()
+    assert stage.redis.values.keys() == {key.link for key in done.block_keys(16, 2 * 16)}
+    stage.check()
+
+
+def test_nothing_more_is_copied_down_once_the_cache_is_closed():
+    stage = TierStage(pages=24, slots=16)
+    stage.submit("1", prompt(12), retention=(Retention(12 * 16, 3600.0, durable=True),))
+    while not stage.redis.sent:
+        stage.redis.step()
+        stage.step()
+        stage.copier.step()
+    while stage.redis.queue:
+        stage.redis.step()  # then there is room for the next ones
+    stage.cache.close()
+    assert not stage.copier.queue
+    assert stage.tiers.device.counts().held == 0
 
 
 def test_what_is_asked_for_again_while_it_comes_down_goes_on_to_redis():
