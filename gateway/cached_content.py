@@ -22,9 +22,11 @@ _FIELD = "cached_content"
 
 
 async def with_cached_content(
-    task: Task, tenant: Tenant, model: ServedModel, named: NamedCaches
+    task: Task, tenant: Tenant, model: ServedModel, asked: str, named: NamedCaches
 ) -> Task:
     """The task with the messages of the named prefix in front of its own, as if they had been sent.
+    `asked` is the own name of the model that the client has asked for, which `model` may stand in
+    for: there is nothing of the prefix to keep then.
 
     Raises a 404 ApiError for a name that is not this tenant's (or user's) or has expired, and a 400
     for a prefix of another model.
@@ -40,14 +42,18 @@ async def with_cached_content(
     cache = await named.find(named.owner(tenant.id, user), chat.cached_content)
     if cache is None:
         raise cache_not_found(_FIELD)
-    if cache.model != model.name:
+    if cache.model not in (model.name, asked):
         raise bad_request(f"{_FIELD} names a prefix that was made for another model.", param=_FIELD)
-    return _behind(cache, chat, cache.expires_s - named.now_s())
+    left_s = cache.expires_s - named.now_s()
+    return _behind(cache, chat, left_s if cache.model == model.name else None)
 
 
-def _behind(cache: NamedCache, chat: ChatRequest, left_s: float) -> Task:
-    """Using a prefix keeps it for the rest of its time, also where a tier has lost it meanwhile."""
+def _behind(cache: NamedCache, chat: ChatRequest, left_s: float | None) -> Task:
+    """Using a prefix keeps it for the rest of its time, also where a tier has lost it meanwhile;
+    None: it is not kept there."""
     whole = chat_task(replace(chat, conversation=put_before(cache.messages, chat.conversation)))
+    if left_s is None:
+        return whole
     kept = Retention(cache.tokens, math.ceil(max(left_s, 1)), durable=True)
 
     async def encode(model: ServedModel) -> list[Prompt]:

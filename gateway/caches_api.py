@@ -79,7 +79,7 @@ class CachesApi:
         request = self._request(call)
         with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
-            body = await read_body(call, request.snapshot.settings.server.body_limit)
+            body = await self._body(request)
             async with AsyncExitStack() as scope:
                 await scope.enter_async_context(ends_with_client(call))
                 wanted = read_new_cache(body)
@@ -112,7 +112,7 @@ class CachesApi:
         request = self._request(call)
         with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
-            body = await read_body(call, request.snapshot.settings.server.body_limit)
+            body = await self._body(request)
             async with AsyncExitStack() as scope:
                 await scope.enter_async_context(ends_with_client(call))
                 wanted = read_extension(body)
@@ -149,6 +149,13 @@ class CachesApi:
 
     def _request(self, call: HttpCall) -> Request:
         return Request(call, _ENDPOINT, self._runtime.current)
+
+    async def _body(self, request: Request) -> bytearray:
+        """What the call carries. Raises a 401 ApiError for a key that is not valid any more once
+        all of it is there: a body may take as long to come as its client likes."""
+        body = await read_body(request.call, request.snapshot.settings.server.body_limit)
+        self._runtime.current.key_ring.require(request.caller)
+        return body
 
     async def _find(self, call: HttpCall, tenant: Tenant, user: str | None) -> NamedCache:
         cache = await self._named.find(self._owner(tenant, user), _name_in_path(call))
@@ -190,12 +197,12 @@ class CachesApi:
         cache = replace(cache, tokens=tokens, kv_bytes=blocks * model.kv_block_bytes)
         tenant_ids = [each.id for each in request.snapshot.settings.tenants]
         await self._named.load(cache.place.owner, tenant_ids)
-        scope.enter_context(self._named.making(cache, allowance(tenant, model)))
+        making = scope.enter_context(self._named.making(cache, allowance(tenant, model)))
         await self._journey.submit(request, task, tenant, model, scope)
         await run_to_end(request)
         self._runtime.current.key_ring.require(request.caller)
         cache = replace(cache, cached_tokens=request.usage().cached_tokens)
-        await self._named.keep(cache)
+        await self._named.keep(making, cache)
         return cache
 
 

@@ -18,6 +18,10 @@ from gateway.tenants import KeyFacts, KeyRing, Tenant, TenantCache, hash_key, ke
 _WORKERS_OWN = frozenset({"FOREBAY_CACHE_DIR", "FOREBAY_NATIVE", "FOREBAY_NATIVE_ISA"})
 _SHORTEST_SECRET = 16
 """Characters of a secret or a key; of a shorter one the operator is warned."""
+_DATABASE_PASSWORD = "PGPASSWORD"
+"""What a PostgreSQL URL without a password is taken to mean."""
+_OWN = re.compile(rf"FOREBAY_[A-Z0-9]+__|{_DATABASE_PASSWORD}$")
+"""Settings, of which some are URLs with passwords, and the database's password."""
 _LIKE_A_KEY = re.compile(r".*(KEY|SECRET|TOKEN|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
 
 
@@ -128,15 +132,9 @@ def known_secrets(settings: Settings, environ: Mapping[str, str]) -> frozenset[s
     remotes = [remote for model in settings.models for remote in model.remote]
     variables += [remote.api_key_env for remote in remotes if remote.api_key_env]
     secrets = {secret for variable in variables if (secret := environ.get(variable, "").strip())}
-    if settings.database.url != EMBEDDED and (password := environ.get("PGPASSWORD")):
-        secrets.add(password)  # what a PostgreSQL URL without a password is taken to mean
-    redis = settings.redis
-    return frozenset(
-        secrets
-        | url_secrets(redis.url)
-        | url_secrets(redis.for_kv)
-        | database_secrets(settings.database.url)
-    )
+    if settings.database.url != EMBEDDED and (password := environ.get(_DATABASE_PASSWORD)):
+        secrets.add(password)
+    return frozenset(secrets | _store_passwords(settings))
 
 
 def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None:
@@ -150,12 +148,41 @@ def remote_key(remote: RemoteSettings, environ: Mapping[str, str]) -> str | None
     return key
 
 
+def is_gateways_own(variable: str, settings: Settings) -> bool:
+    """Whether this variable holds a secret of the gateway's own, or may: the server's, the
+    operator's key, a tenant's, a setting such as a URL with a password, or the database's."""
+    return bool(variable in _own_keys(settings) or _OWN.match(variable))
+
+
 def remote_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
     """Where keys for remote servers may come from: not this gateway's own secrets, nor its tenants'
     keys, which whoever adds a server could have sent there."""
-    hidden = {settings.server.secret_env, settings.server.admin_key_env}
-    hidden |= {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
-    return {name: value for name, value in environ.items() if name not in hidden}
+    keys = _own_keys(settings)
+    secrets = _store_passwords(settings) | _store_urls(settings)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in keys and not _OWN.match(name) and value.strip() not in secrets
+    }
+
+
+def _own_keys(settings: Settings) -> set[str]:
+    """Variables with the server's secret, the operator's key and tenants' keys."""
+    own = {settings.server.secret_env, settings.server.admin_key_env}
+    return own | {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
+
+
+def _store_passwords(settings: Settings) -> frozenset[str]:
+    """Of the database and of Redis."""
+    redis = settings.redis
+    passwords = url_secrets(redis.url) | url_secrets(redis.for_kv)
+    return passwords | database_secrets(settings.database.url)
+
+
+def _store_urls(settings: Settings) -> frozenset[str]:
+    """Those of the database's and Redis's that may hold a password."""
+    urls = (settings.database.url, settings.redis.url, settings.redis.for_kv)
+    return frozenset(url for url in urls if "@" in url)
 
 
 def check_remote_keys(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -182,7 +209,7 @@ def worker_environ(settings: Settings, environ: Mapping[str, str]) -> dict[str, 
     hidden = {settings.server.secret_env, settings.server.admin_key_env}
     hidden |= {key.env for tenant in settings.tenants for key in tenant.keys if key.env}
     hidden |= {r.api_key_env for model in settings.models for r in model.remote if r.api_key_env}
-    secrets = known_secrets(settings, environ)
+    secrets = known_secrets(settings, environ) | _store_urls(settings)
     return {
         name: value
         for name, value in environ.items()

@@ -100,6 +100,9 @@ class Journey:
         with settled(request, self._metrics, self._tenancy, self._recent):
             tenant = request.authenticate()
             body = await read_body(call, request.snapshot.settings.server.body_limit)
+            if not request.batch:
+                # it may have taken as long to come as its client liked
+                self._runtime.current.key_ring.require(request.caller)
             async with ends_with_client(call):
                 peer = request.read_peer(body, self._secret)
                 owner = request.cache_owner or tenant
@@ -112,8 +115,9 @@ class Journey:
                 try:
                     await self._answer(request, endpoint, values, tenant, owner)
                 except Downgrade as other:
+                    wanted = str(values["model"])
                     values = {**values, "model": other.model}
-                    await self._answer(request, endpoint, values, tenant, owner, downgraded=True)
+                    await self._answer(request, endpoint, values, tenant, owner, instead_of=wanted)
 
     async def _answer(
         self,
@@ -123,9 +127,10 @@ class Journey:
         tenant: Tenant,
         owner: Tenant,
         *,
-        downgraded: bool = False,
+        instead_of: str | None = None,
     ) -> None:
-        """By the model that `values` name, or what stands in for it. Raises Downgrade, before the
+        """By the model that `values` name, or what stands in for it: they name it `instead_of` the
+        one that the client has asked for where it was downgraded. Raises Downgrade, before the
         answer has begun, for one that is to run on another; once."""
         async with AsyncExitStack() as scope:
             if (remote := self._models.choose_remote(values.get("model"), tenant)) is not None:
@@ -134,7 +139,7 @@ class Journey:
 
                 async def let_in(asks: Sequence[Ask]) -> Receipt | None:
                     return await self._entrance.let_in(
-                        request, remote, asks, scope, may_downgrade=not downgraded
+                        request, remote, asks, scope, may_downgrade=instead_of is None
                     )
 
                 await relay(
@@ -143,13 +148,15 @@ class Journey:
                 return
             task = request.task = endpoint.read(values)
             self._unknown_fields.note(task.generation.unknown)
+            wanted = task.generation.model if instead_of is None else instead_of
             model = self._models.choose_served(task.generation.model, tenant)
             request.model = model
             # before tokenizing: that is work which a tenant must not have done without limit
             self.take_place(request, tenant, scope)
-            task = request.task = await with_cached_content(task, tenant, model, self._named)
+            asked = self._models.own_name(wanted)
+            task = request.task = await with_cached_content(task, tenant, model, asked, self._named)
             request.prompts = await task.encode(model)
-            await self.submit(request, task, tenant, model, scope, may_downgrade=not downgraded)
+            await self.submit(request, task, tenant, model, scope, may_downgrade=instead_of is None)
             reply = self._reply(request, endpoint, task, model)
             if task.generation.stream:
                 await stream_answer(
@@ -213,7 +220,8 @@ class Journey:
             return [await explain_relay(endpoint, values, remote, tenant, request.terms)]
         task = endpoint.read(values)
         model = self._models.choose_served(task.generation.model, tenant)
-        task = await with_cached_content(task, tenant, model, self._named)
+        asked = self._models.own_name(task.generation.model)
+        task = await with_cached_content(task, tenant, model, asked, self._named)
         request.prompts = await task.encode(model)
         by_prompt = {c.prompt_index: c for c in await self._plan(request, task, tenant, model)}
         try:

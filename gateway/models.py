@@ -49,6 +49,10 @@ class Models(Mapping[str, AnyModel]):
         self._aliases = {alias: model.name for model in settings for alias in model.aliases}
         self._fallbacks = {model.name: model.fallbacks for model in settings}
 
+    def own_name(self, name: str) -> str:
+        """A model's own name, where it was asked for by an alias."""
+        return self._aliases.get(name, name)
+
     def find(self, name: str, tenant: Tenant) -> AnyModel:
         """The model of this name or alias, if the tenant may use it; otherwise the same 404 in
         either case. What counts is whether the tenant may use the model's own name."""

@@ -37,6 +37,15 @@ class ErasedNames(NamedTuple):
     complete: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Making:
+    """A name that is held while its prefix is computed. `before` is what was known of it when that
+    began."""
+
+    cache: NamedCache
+    before: Record | None
+
+
 class NamedCaches:
     """Every tenant's names. Event loop only; the store is the truth, what is being made beside it.
 
@@ -50,7 +59,7 @@ class NamedCaches:
         self._store = store
         self._secret = secret
         self._clock = clock
-        self._making: dict[Place, NamedCache] = {}
+        self._making: dict[Place, Making] = {}
         self._loaded: set[bytes] = set()
 
     def now_s(self) -> float:
@@ -97,7 +106,7 @@ class NamedCaches:
                 self._loaded.add(tenant)
 
     @contextmanager
-    def making(self, cache: NamedCache, allowance: Allowance) -> Iterator[None]:
+    def making(self, cache: NamedCache, allowance: Allowance) -> Iterator[Making]:
         """Hold a name and its bytes while the prefix is computed; `keep` it before leaving.
 
         Raises ApiError: 409 where the name is taken by other content or being made, where the
@@ -105,21 +114,28 @@ class NamedCaches:
         fit.
         """
         self._require_room(cache, allowance)
-        self._making[cache.place] = cache
+        place = cache.place
+        making = self._making[place] = Making(cache, self._store.copy.get(place))
         try:
-            yield
+            yield making
         finally:
-            self._making.pop(cache.place, None)
+            if self._making.get(place) is making:
+                del self._making[place]
 
-    async def keep(self, cache: NamedCache) -> None:
-        """Store what `making` held; a 409 if the tenant was erased meanwhile."""
-        if cache.place not in self._making:
+    async def keep(self, making: Making, cache: NamedCache) -> None:
+        """Store what `making` held, as it is now; a 409 if it was deleted meanwhile, here or by
+        another gateway, or its tenant was erased: what was taken away must not come back."""
+        place = making.cache.place
+        await self._store.look_up(place, self._clock())
+        known = self._store.copy.get(place)
+        if self._making.get(place) is not making or _was_deleted(known, making.before):
             raise ApiError(
-                409, "The tenant's cache was erased while this was made.", code="cache_erased"
+                409,
+                "The name was deleted, or the tenant's cache erased, while this was made.",
+                code="cache_erased",
             )
         now_s = self._clock()
-        before = self._store.copy.get(cache.place)
-        await self._store.write([stored(cache, now_s, before)], now_s)
+        await self._store.write([stored(cache, now_s, known)], now_s)
 
     async def delete(self, owner: Owner, name: str) -> bool:
         """Forget a name; False if there was none."""
@@ -147,6 +163,8 @@ class NamedCaches:
 
     async def _delete(self, places: list[Place]) -> None:
         now_s = self._clock()
+        for place in places:
+            self._making.pop(place, None)
         known = [record for place in places if (record := self._store.copy.get(place)) is not None]
         await self._store.write([deleted(record, now_s) for record in known], now_s)
 
@@ -159,7 +177,7 @@ class NamedCaches:
         if place in self._making:
             raise _exists("A cache of this name is being made; try again when it is done.")
         others = {cache.place: cache for cache in self._live(self._clock())}
-        others.update(self._making)
+        others |= {making: held.cache for making, held in self._making.items()}
         current = others.pop(place, None)
         if current is not None and not current.same_content(wanted):
             raise _exists("There is a cache of this name with another content; delete it first.")
@@ -204,6 +222,13 @@ def _require_fit(wanted: int, taken: int, allowance: Allowance) -> None:
 
 def _exists(message: str) -> ApiError:
     return ApiError(409, message, param="name", code="cache_exists")
+
+
+def _was_deleted(known: Record | None, before: Record | None) -> bool:
+    """Whether the last change that is `known` of a name is a deletion since `before`."""
+    if known is None or known.cache is not None:
+        return False
+    return before is None or known.outdoes(before)
 
 
 def _live_cache(record: Record | None, now_s: float) -> NamedCache | None:

@@ -202,7 +202,7 @@ class TenantSettings(Section):
     keys: tuple[KeySettings, ...] = ()
     models: tuple[str, ...] = ("*",)
     service_class: Annotated[ServiceClass, Field(alias="class")] = ServiceClass.STANDARD
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    weight: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
     limits: TenantLimitSettings = TenantLimitSettings()
     slo: SloSettings = SloSettings()
     cache: TenantCacheSettings = TenantCacheSettings()

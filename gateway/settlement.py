@@ -16,6 +16,7 @@ from gateway.outcome import is_charged, outcome_of
 from gateway.random_names import RandomNames
 from gateway.recent_requests import RecentRequests
 from gateway.request import Request
+from gateway.slo.admission import OwnDeadline
 from gateway.tenancy import Tenancy
 from gateway.wire.usage import Usage
 
@@ -56,7 +57,8 @@ class settled:  # noqa: N801 - it is used as a statement
         usage = request.usage()
         cost_nusd = None
         if self._tenancy is not None:
-            cost_nusd = _account(request, self._tenancy, outcome, status, usage)
+            shed = status == 503 and not isinstance(error, OwnDeadline)
+            cost_nusd = _account(request, self._tenancy, outcome, status, usage, shed=shed)
             if isinstance(error, ApiError) and request.caller is not None:
                 for name, value in _limits_now(request, self._tenancy):
                     error.headers.setdefault(name, value)
@@ -66,21 +68,28 @@ class settled:  # noqa: N801 - it is used as a statement
 
 
 def _account(
-    request: Request, tenancy: Tenancy, outcome: str, status: int | None, usage: Usage
+    request: Request,
+    tenancy: Tenancy,
+    outcome: str,
+    status: int | None,
+    usage: Usage,
+    *,
+    shed: bool,
 ) -> int | None:
-    """Write down what was let in, and judge it; the cost, None for what never was let in."""
+    """Write down what was let in, and judge it; the cost, None for what never was let in, because
+    there was no room if it was `shed`."""
     tenant, model = request.tenant, request.model
     if tenant is None or model is None or request.caller is None:
         return None
     if request.reservation is None:
-        if status == 503:
+        if shed:
             tenancy.slo.shed(tenant, model.name, promised=request.promised)
         return None
     charged = is_charged(outcome, batch=bool(request.batch))
     cost_nusd = request.cost_nusd(usage) if charged else 0
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
     met = None
-    if outcome != "cancelled":
+    if outcome != "cancelled" and not _left_too_early(request, outcome):
         met = tenancy.slo.note(
             tenant,
             model.name,
@@ -122,6 +131,14 @@ def _account(
         )
     )
     return cost_nusd
+
+
+def _left_too_early(request: Request, outcome: str) -> bool:
+    """Whether its own deadline was over before its first token was due: nothing was broken then."""
+    if outcome != "expired" or request.tenant is None or request.first_token_s is not None:
+        return False
+    ttft_s = request.tenant.slo.ttft_s
+    return ttft_s is None or monotonic() - request.call.started_s < ttft_s
 
 
 def _limits_now(request: Request, tenancy: Tenancy) -> list[tuple[str, str]]:

@@ -60,7 +60,8 @@ class Account:
 
 
 class Holding:
-    """What one request holds of its accounts, each of them to the same amount."""
+    """What one request holds of its accounts, each of them to the same amount. `accounts` are those
+    in which it is counted (`Limits.counts`)."""
 
     __slots__ = (
         "accounts",
@@ -216,6 +217,7 @@ class LimitBook:
                 ],
             )
         holding = self._take(
+            ceilings,
             accounts,
             budgets,
             bucket,
@@ -259,7 +261,7 @@ class LimitBook:
             budgets.append(
                 account.budget(limits.budget_per, standing.period_start_s) if limited else None
             )
-        holding = self._take(accounts, budgets, bucket, tokens, cost_nusd, now_s)
+        holding = self._take(ceilings, accounts, budgets, bucket, tokens, cost_nusd, now_s)
         for budget, standing in zip(budgets, standings, strict=True):
             if budget is not None and standing.spent_nusd is not None:
                 budget.settled = standing.spent_nusd - budget.reserved
@@ -336,6 +338,7 @@ class LimitBook:
 
     def _take(
         self,
+        ceilings: Sequence[Ceiling],
         accounts: Sequence[Account],
         budgets: Sequence[Budget | None],
         bucket: int,
@@ -343,14 +346,17 @@ class LimitBook:
         cost_nusd: int,
         now_s: float,
     ) -> Holding:
-        for account in accounts:
-            account.window.add(bucket, 1, tokens)
-            account.in_flight += 1
+        counted = []
+        for (_, limits), account in zip(ceilings, accounts, strict=True):
             account.used_s = now_s
-        counted = [budget for budget in budgets if budget is not None]
-        for budget in counted:
+            if limits.counts:
+                account.window.add(bucket, 1, tokens)
+                account.in_flight += 1
+                counted.append(account)
+        charged = [budget for budget in budgets if budget is not None]
+        for budget in charged:
             budget.reserved += cost_nusd
-        return Holding(accounts, counted, bucket, tokens, cost_nusd, now_s)
+        return Holding(counted, charged, bucket, tokens, cost_nusd, now_s)
 
     def _standing(self, account: Account, budget: Budget | None, now_s: float) -> Standing:
         newest = account.window.newest_used()
@@ -389,5 +395,6 @@ class LimitBook:
             return
         self._forget_at_s = now_s + _FORGET_EVERY_S
         for account_id, account in list(self._accounts.items()):
-            if account.in_flight == 0 and now_s - account.used_s > _IDLE_S:
+            held = account.in_flight or any(each.reserved for each in account.budgets.values())
+            if not held and now_s - account.used_s > _IDLE_S:
                 del self._accounts[account_id]

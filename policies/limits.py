@@ -25,6 +25,13 @@ class Limits:
         """Whether there is any ceiling at all."""
         return not (self.rpm is self.tpm is self.concurrency is self.budget_nusd is None)
 
+    @property
+    def counts(self) -> bool:
+        """Whether requests under it are counted, in the window and in flight. What is under a
+        budget alone, as a line of a batch is, only costs: it must not use up what is there for
+        others of the account, under limits of theirs."""
+        return not (self.rpm is self.tpm is self.concurrency is None)
+
 
 NO_LIMITS = Limits()
 

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from gateway.admin.auth import require_operator
 from gateway.admin.route_answers import member_answer
+from gateway.credentials import is_gateways_own
 from gateway.dispatch.member import Member, Routable
 from gateway.dispatch.router import Router
 from gateway.errors import ApiError, bad_request
@@ -68,7 +69,9 @@ class ReplicaAdmin:
             if remote is None:
                 name = await self._control.add_local(model)
             else:
-                name = await self._control.add_remote(model, _remote_settings(remote))
+                server = _remote_settings(remote)
+                _refuse_own_secret(server, snapshot)
+                name = await self._control.add_remote(model, server)
         except ValueError as refusal:
             raise ApiError(409, f"{_sentence(refusal)}", code="replica_not_added") from None
         deed.target = name
@@ -127,6 +130,14 @@ def _remote_settings(value: object) -> RemoteSettings:
         path = ".".join(("remote", *(str(part) for part in first["loc"])))
         reason = first["msg"].removeprefix("Value error, ")
         raise bad_request(f"{path}: {reason}", param=path) from None
+
+
+def _refuse_own_secret(server: RemoteSettings, snapshot: Snapshot) -> None:
+    """Raises ValueError where the server would be sent a secret of this gateway's: the fleet goes
+    by the configuration that it was opened with, and a reload may have named further ones."""
+    variable = server.api_key_env
+    if variable is not None and is_gateways_own(variable, snapshot.settings):
+        raise ValueError(f"the variable {variable} is for a secret of this gateway's own")
 
 
 def _drain_s(call: HttpCall, default: float) -> float:

@@ -207,7 +207,8 @@ class Undo(NamedTuple):
 
 class Adopt(NamedTuple):
     """A request in flight that is not known there, or perhaps not. `in_windows` is whether its
-    requests and tokens are to be counted, or are already."""
+    requests and tokens are to be counted, or are already, in the accounts that are `counted`; of
+    the others it holds a budget alone."""
 
     request: str
     in_windows: bool
@@ -216,6 +217,7 @@ class Adopt(NamedTuple):
     cost_nusd: int
     settled: bool
     parts: tuple[BudgetPart, ...]
+    counted: frozenset[str]
 
     def arguments(self, now_s: float) -> list[Argument]:
         """See `Operation`."""
@@ -228,7 +230,7 @@ class Adopt(NamedTuple):
             self.cost_nusd,
             self.settled,
             len(self.parts),
-            *_flat(self.parts),
+            *[value for part in self.parts for value in (*part, part.account in self.counted)],
         ]
 
 

@@ -30,13 +30,21 @@ _MOST_EPOCHS = 16
 
 class InFlight:
     """One request. `told` is whether Redis has a record of it, or is going to; `noted_tokens` are
-    what it counts in the standings that were noted since."""
+    what it counts in the standings that were noted since; `counted` are the accounts in whose
+    windows it is."""
 
-    __slots__ = ("holding", "id", "noted_tokens", "parts", "settled_s", "told")
+    __slots__ = ("counted", "holding", "id", "noted_tokens", "parts", "settled_s", "told")
 
     def __init__(
-        self, request: str, holding: Holding, parts: tuple[BudgetPart, ...], *, told: bool
+        self,
+        request: str,
+        holding: Holding,
+        parts: tuple[BudgetPart, ...],
+        counted: frozenset[str],
+        *,
+        told: bool,
     ) -> None:
+        self.counted = counted
         self.id = request
         self.holding = holding
         self.noted_tokens = holding.tokens
@@ -144,8 +152,7 @@ class Desk:
         if request.told:
             self._to_tell.append(Release(request.id) if holding.settled else Undo(request.id))
         elif request.settled_s is not None:
-            names = [part.account for part in request.parts]
-            self._journal.count(names, holding.bucket, 1, holding.tokens)
+            self._journal.count(request.counted, holding.bucket, 1, holding.tokens)
             self._journal.spend(request.budgets, holding.cost_nusd, request.settled_s)
 
     def _correct(self, request: InFlight, requests: int, tokens: int, now_s: float) -> None:
@@ -153,8 +160,8 @@ class Desk:
         by the tenant's next request, and a refusal is to say how much is left."""
         if now_s >= self._shape.gone_s(request.holding.bucket):
             return
-        for part in request.parts:
-            account = account_of(self.tenant, part.account)
+        for name in request.counted:
+            account = account_of(self.tenant, name)
             if (noted := self._accounts.get(account)) is None:
                 continue
             standing, at_s = noted
@@ -195,6 +202,7 @@ class Desk:
                 holding.cost_nusd,
                 holding.settled,
                 request.parts,
+                request.counted,
             )
         )
 
@@ -287,7 +295,7 @@ class Desk:
         """A window's content without that of requests in flight."""
         held: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         for request in self.in_flight.values():
-            if any(part.account == account for part in request.parts):
+            if account in request.counted:
                 held[request.holding.bucket][0] += 1
                 held[request.holding.bucket][1] += request.holding.tokens
         for bucket, requests, tokens in content:

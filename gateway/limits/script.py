@@ -278,6 +278,9 @@ local function last_batch()
   return tonumber(known_generation), tonumber(last)
 end
 
+-- Whether requests under these limits are counted. Under a budget alone they only cost.
+local function counts(a) return a.rpm or a.tpm or a.places end
+
 -- Microseconds until `surplus` of a window has gone.
 local function wait_for(account, lane, first, last, surplus)
   if surplus <= 0 then return 0 end
@@ -355,12 +358,14 @@ local function reserve()
   elseif status == 'granted' then
     record = {bucket = bucket, tokens = granted, cost = granted_cost, settled = false,
       accounts = {}, budgets = {}}
-    for i, a in ipairs(accounts) do
-      record.accounts[i] = a.name
-      add_to_bucket(a.name, bucket, 1, granted)
-      add(a.name .. '|c', 1)
-      put(a.name .. '|l', bucket)
-      a.n, a.u, a.c, a.last = a.n + 1, a.u + granted, a.c + 1, bucket
+    for _, a in ipairs(accounts) do
+      if counts(a) then
+        table.insert(record.accounts, a.name)
+        add_to_bucket(a.name, bucket, 1, granted)
+        add(a.name .. '|c', 1)
+        put(a.name .. '|l', bucket)
+        a.n, a.u, a.c, a.last = a.n + 1, a.u + granted, a.c + 1, bucket
+      end
       if a.spent then a.spent = a.spent + granted_cost end
       if a.counted then
         put(a.field .. '$', a.spent)
@@ -433,12 +438,12 @@ function ops.adopt()
   local there = record_of(id)
   local record = {bucket = math.floor((now - age) / width), tokens = tokens, cost = cost,
     settled = settled, accounts = {}, budgets = {}}
-  for i = 1, arg() do
-    local account, kind, start = arg(), arg(), arg()
-    record.accounts[i] = account
+  for _ = 1, arg() do
+    local account, kind, start, counted = arg(), arg(), arg(), arg()
+    if counted then table.insert(record.accounts, account) end
     if not there then
-      add(account .. '|c', 1)
-      if in_windows then count_late(account, age, 1, tokens) end
+      if counted then add(account .. '|c', 1) end
+      if counted and in_windows then count_late(account, age, 1, tokens) end
       if kind ~= '' and not settled and spend(account, kind, start, cost) then
         table.insert(record.budgets, {account, kind, start})
       end

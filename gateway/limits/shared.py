@@ -15,6 +15,7 @@ from gateway.limits.calls import (
     BudgetPart,
     ReserveAnswer,
     Sender,
+    account_name,
     budget_part,
     read_reserve,
     reserve_arguments,
@@ -229,7 +230,8 @@ class SharedLimiter:
             for standing, counted in zip(answer.standings, answer.counted, strict=True)
         ]
         holding = self._book.admit(ceilings, kept, answer.tokens, answer.cost_nusd, now_s)
-        in_flight = InFlight(request, holding, _parts(ceilings, answer.standings), told=True)
+        parts = _parts(ceilings, answer.standings)
+        in_flight = InFlight(request, holding, parts, _counted(ceilings), told=True)
         desk.note(ceilings, answer.standings, now_s)
         desk.take_in(in_flight, now_s)
         if not known:
@@ -242,9 +244,8 @@ class SharedLimiter:
     ) -> Reservation:
         granted = await self._alone.granted(ceilings, demand, self._sharing.parts, degraded=True)
         now_s = monotonic()
-        in_flight = InFlight(
-            self._new_id(), granted.holding, _parts(ceilings, granted.standings), told=False
-        )
+        parts = _parts(ceilings, granted.standings)
+        in_flight = InFlight(self._new_id(), granted.holding, parts, _counted(ceilings), told=False)
         desk.note(ceilings, granted.standings, now_s)
         desk.take_in(in_flight, now_s)
         if self._sharing.on:  # since a moment ago
@@ -288,6 +289,10 @@ class SharedLimiter:
 
     def _new_id(self) -> str:
         return f"{self._sender.gateway}.{next(self._requests):x}"
+
+
+def _counted(ceilings: Sequence[Ceiling]) -> frozenset[str]:
+    return frozenset(account_name(account) for account, limits in ceilings if limits.counts)
 
 
 def _parts(ceilings: Sequence[Ceiling], standings: Sequence[Standing]) -> tuple[BudgetPart, ...]:

@@ -16,6 +16,7 @@ from gateway.dispatch.receipt import Receipt
 from gateway.dispatch.router import NoReplica, Router
 from gateway.errors import ApiError, unavailable
 from gateway.slo.line import Line, Waiter
+from gateway.slo.waiting_room import WaitingRoom
 from gateway.tenants import Tenant
 from gateway.terms import TIMEOUT, Terms
 from policies.admission import (
@@ -49,6 +50,10 @@ _REFUSALS: dict[Reason, tuple[str, str]] = {
 }
 
 
+class OwnDeadline(ApiError):
+    """The 503 of a request that has left less time than it takes: that is no want of room."""
+
+
 class Downgrade(Exception):
     """The request is to run on the model that its tenant has named for such times."""
 
@@ -72,16 +77,13 @@ class Admission:
         most_waiting: int = MOST_WAITING,
         most_waiting_tokens: int = MOST_WAITING_TOKENS,
     ) -> None:
-        """How many may wait at once over all models, and with how long prompts all together. Beyond
-        that, who is least urgent goes for who is more so."""
+        """See `WaitingRoom`, which says who goes beyond that."""
         self.rulings: Counter[tuple[str, Verdict, Reason]] = Counter()
         """How often what was decided about a request of each model, and why; of one that was told
         to QUEUE also what came of it, if that was to be refused."""
-        self._most_waiting = most_waiting
-        self._most_waiting_tokens = most_waiting_tokens
+        self._room = WaitingRoom(most_waiting, most_waiting_tokens)
         self._lines: dict[str, Line] = {}
         self._waiting: dict[Waiter, Line] = {}
-        self._waiting_tokens = 0
 
     @property
     def waiting(self) -> dict[str, int]:
@@ -148,7 +150,7 @@ class Admission:
             return ruling
         line.add(waiter)
         self._waiting[waiter] = line
-        self._waiting_tokens += waiter.tokens
+        self._room.add(waiter)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(rest_s):
@@ -161,24 +163,18 @@ class Admission:
         """Idempotent."""
         line = self._waiting.pop(waiter, None)
         if line is not None:
-            self._waiting_tokens -= waiter.tokens
+            self._room.remove(waiter)
             line.remove(waiter)
 
     def _make_room(self, newcomer: Waiter) -> bool:
-        """Whether one more may wait; if need be, who is less urgent goes for it."""
-        tokens = self._waiting_tokens + newcomer.tokens
-        if newcomer.tokens > self._most_waiting_tokens:
-            return False
-        while len(self._waiting) >= self._most_waiting or tokens > self._most_waiting_tokens:
-            last = max(self._waiting, key=_dispensable)
-            if last.priority <= newcomer.priority:
-                return False
-            self._leave(last)
-            tokens -= last.tokens
-            if not last.turn.done():
-                last.ruling = last.ruling._replace(verdict=Verdict.SHED, reason="places")
-                last.turn.set_result(None)
-        return True
+        """Whether one more may wait; if need be, others go for it."""
+        leaving = self._room.who_goes(newcomer)
+        for waiter in leaving or ():
+            self._leave(waiter)
+            if not waiter.turn.done():
+                waiter.ruling = waiter.ruling._replace(verdict=Verdict.SHED, reason="places")
+                waiter.turn.set_result(None)
+        return leaving is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +241,11 @@ def _corrected(router: Router[Routable], receipt: Receipt) -> Prediction:
     return Prediction(bias * queue_s, bias * load_s, bias * prefill_s)
 
 
-def _dispensable(waiter: Waiter) -> tuple[int, float]:
-    return waiter.priority, waiter.due_s
-
-
 def _refusal(ruling: Ruling) -> ApiError:
     code, message = _REFUSALS[ruling.reason]
-    return unavailable(message, code=code, retry_after_s=ruling.retry_after_s)
+    refusal = unavailable(message, code=code, retry_after_s=ruling.retry_after_s)
+    if ruling.reason == "timeout":
+        return OwnDeadline(
+            refusal.status, message, type=refusal.type, code=code, headers=refusal.headers
+        )
+    return refusal

@@ -18,8 +18,9 @@ _LEAST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.25
 """What only time changes is noticed so late at most."""
 _HEADS_PER_LOOK = 16
-"""Judging one costs as much as routing it. Those who are not looked at this time were behind so
-many that could not go on."""
+"""Judging one costs as much as routing it. Where more flows wait, half of a look is for those whose
+turn it is, and the rest for the others one after another: what keeps the first ones back, such as
+work of their own at the replicas, need not keep back who is behind them."""
 
 _Place = tuple[int, bytes]
 """A priority and a flow."""
@@ -66,6 +67,7 @@ class Line:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = 0.0
         self._looked_s = 0.0
+        self._looked_behind = 0
 
     def __len__(self) -> int:
         return sum(len(line) for line in list(self._waiters.values()))
@@ -115,8 +117,7 @@ class Line:
         self._timer = None
         self._looked_s = monotonic()
         self._look_in(_LONGEST_PAUSE_S)
-        order = sorted(self._waiters, key=lambda place: (place[0], self._served[place]))
-        for place in order[:_HEADS_PER_LOOK]:
+        for place in self._heads():
             head = next((each for each in self._waiters[place] if not each.turn.done()), None)
             if head is None:
                 continue
@@ -127,6 +128,17 @@ class Line:
             if head.ruling.verdict is Verdict.ADMIT:
                 self._served[place] += head.tokens / head.weight
                 break
+
+    def _heads(self) -> list[_Place]:
+        """Where it is to be looked this time, in order."""
+        order = sorted(self._waiters, key=lambda place: (place[0], self._served[place]))
+        if len(order) <= _HEADS_PER_LOOK:
+            return order
+        first = _HEADS_PER_LOOK // 2
+        behind = order[first:]
+        at = self._looked_behind % len(behind)
+        self._looked_behind = at + _HEADS_PER_LOOK - first
+        return order[:first] + (behind[at:] + behind[:at])[: _HEADS_PER_LOOK - first]
 
 
 def _due_s(waiter: Waiter) -> float:

@@ -136,6 +136,17 @@ async def test_what_cannot_be_added_names_its_field(
     assert control.told == []
 
 
+@pytest.mark.parametrize("variable", ["FOREBAY_SECRET", "FOREBAY_DATABASE__URL", "PGPASSWORD"])
+async def test_no_server_is_sent_a_secret_of_the_gateways_own(
+    stage: Stage, control: Control, variable: str
+) -> None:
+    """Also where the fleet was opened before a reload made it one."""
+    body = {"model": "m", "remote": {**REMOTE, "api_key_env": variable}}
+    response = await ask(stage, control, "POST", "/admin/replicas", json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (409, "replica_not_added")
+    assert control.told == []
+
+
 async def test_a_refusal_of_the_fleet_is_a_conflict(stage: Stage, control: Control) -> None:
     control.refusal = "this server is used already"
     response = await ask(stage, control, "POST", "/admin/replicas", json={"model": "m"})

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import orjson
 import pytest
 
 from cache.report import CacheStats
 from engine.errors import TemplateError
+from gateway.settings import ModelSettings
 from gateway.tenants import KeyRing, TenantCache
 from tests.gateway.fakes import BOS, EOS, RoleTemplate, ScriptedReplica
 from tests.gateway.stage import (
@@ -45,6 +48,10 @@ ENTRY_FIELDS = {
 
 def cache(name: str = "handbook", **fields: object) -> dict[str, Any]:
     return {"name": name, "model": "m", "messages": SYSTEM, **fields}
+
+
+def settings_of(name: str, **fields: Any) -> ModelSettings:
+    return ModelSettings.model_validate({"name": name, "path": "bundled", **fields})
 
 
 def stage_with(**fields: Any) -> Stage:
@@ -508,3 +515,35 @@ async def test_a_worker_that_is_down_takes_no_room_from_the_others() -> None:
     stage = stage_with(replica=down)
     refused = await stage.post(CACHES, cache())
     assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_unavailable")
+
+
+@pytest.mark.parametrize("path", [CACHES, CACHES + "/handbook"])
+async def test_a_key_that_is_revoked_while_the_body_comes_has_nothing_done(path: str) -> None:
+    stage = stage_with()
+    assert (await stage.post(CACHES, cache())).status_code == 201
+    ran = len(stage.replica.requests)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        whole = orjson.dumps(cache("other") if path == CACHES else {"ttl": "1h"})
+        yield whole[:5]
+        stage.runtime.replace(replace(stage.runtime.current, key_ring=KeyRing(())))
+        yield whole[5:]
+
+    async with stage.client(K1) as client:
+        response = await client.post(path, content=slowly())
+    assert response.status_code == 401
+    assert len(stage.replica.requests) == ran
+
+
+async def test_what_stands_in_for_the_prefixs_model_is_given_its_messages() -> None:
+    stage = stage_with()
+    assert (await stage.post(CACHES, cache())).status_code == 201
+    stage.models.configure([settings_of("m", fallbacks=["org/other"]), settings_of("org/other")])
+    stage.models["m"].router.members[0].draining = True
+    answer = await stage.post(CHAT, chat(cached_content="handbook"))
+    assert (answer.status_code, answer.json()["model"]) == (200, "org/other")
+    whole = await stage.post(CHAT, chat(messages=[*SYSTEM, *chat()["messages"]]))
+    assert answer.json()["usage"]["prompt_tokens"] == whole.json()["usage"]["prompt_tokens"]
+    # asked for by itself, it is another model than the prefix's
+    refused = await stage.post(CHAT, chat(model="org/other", cached_content="handbook"))
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "cached_content")

@@ -52,8 +52,8 @@ def entry(
 
 
 async def make(named: NamedCaches, cache: NamedCache, allowance: Allowance = PLENTY) -> None:
-    with named.making(cache, allowance):
-        await named.keep(cache)
+    with named.making(cache, allowance) as making:
+        await named.keep(making, cache)
 
 
 async def test_a_name_lives_until_its_time_is_over() -> None:
@@ -128,12 +128,58 @@ async def test_what_is_being_made_during_an_erasure_is_not_kept() -> None:
     named = registry()
     owner = named.owner("acme", None)
     cache = entry(owner)
-    with named.making(cache, PLENTY):
+    with named.making(cache, PLENTY) as making:
         await named.erase_tenant("acme", None)
         with pytest.raises(ApiError) as refused:
-            await named.keep(cache)
+            await named.keep(making, cache)
     assert refused.value.code == "cache_erased"
     assert await named.live(owner) == []
+
+
+async def test_what_is_deleted_while_it_is_extended_does_not_come_back() -> None:
+    clock = Clock()
+    named = registry(clock)
+    owner = named.owner("acme", None)
+    cache = entry(owner)
+    await make(named, cache)
+    with named.making(replace(cache, expires_s=2_000_000.0), PLENTY) as making:
+        assert await named.delete(owner, "handbook")
+        clock.now_s += 3600  # also once what was deleted has expired
+        await named.live(owner)
+        with pytest.raises(ApiError) as refused:
+            await named.keep(making, making.cache)
+    assert (refused.value.status, refused.value.code) == (409, "cache_erased")
+    assert await named.live(owner) == []
+    await make(named, entry(owner, text="other", expires_s=2_000_000.0))
+
+
+async def test_nor_what_another_gateway_deletes_meanwhile() -> None:
+    store, clock = MemoryStore(), Clock()
+    here, there = (NamedCaches(store, SECRET, clock=clock) for _ in range(2))
+    owner = here.owner("acme", None)
+    cache = entry(owner)
+    await make(here, cache)
+    longer = replace(cache, expires_s=2_000_000.0)
+    with here.making(longer, PLENTY) as making:
+        assert await there.delete(owner, "handbook")
+        with pytest.raises(ApiError):
+            await here.keep(making, longer)
+    assert await there.live(owner) == []
+    await make(here, longer)  # a name that was deleted before can be made anew
+    assert await there.live(owner) == [longer]
+
+
+async def test_who_gave_up_a_name_does_not_take_it_from_who_makes_it_now() -> None:
+    named = registry()
+    owner = named.owner("acme", None)
+    cache = entry(owner)
+    with named.making(cache, PLENTY) as first:
+        await named.erase_tenant("acme", None)
+        with named.making(cache, PLENTY) as second:
+            with pytest.raises(ApiError):
+                await named.keep(first, cache)
+            await named.keep(second, cache)
+    assert await named.live(owner) == [cache]
 
 
 OWNERS = [NamedCaches(MemoryStore(), SECRET).owner(*who) for who in (("a", None), ("b", None))]

@@ -214,7 +214,7 @@ def test_a_tenant_of_whom_nothing_is_said_has_no_limits_and_no_promise(tmp_path:
         ("class: gold", "class", "must be one of 'interactive', 'standard', 'batch'"),
         ("clas: batch", "clas", "unknown key; did you mean class?"),
         ("service_class: batch", "service_class", "unknown key"),
-        ("weight: 0", "weight", "must be more than 0"),
+        ("weight: 0", "weight", "must be at least 0.001"),
         ("limits: {rpm: 0}", "limits.rpm", "must be at least 1"),
         ("limits: {rpm: 1.5}", "limits.rpm", "must be a whole number"),
         ("limits: {rmp: 1}", "limits.rmp", "unknown key; did you mean rpm?"),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import httpx
+import orjson
 import pytest
 
 from gateway.errors import limit_exceeded, unavailable
 from gateway.ledger.row import LedgerRow
-from gateway.slo.admission import Admission, Downgrade
+from gateway.slo.admission import Admission, Downgrade, OwnDeadline
 from gateway.tenancy import Tenancy
-from gateway.tenants import Caller, Tenant
+from gateway.tenants import Caller, KeyRing, Tenant
 from policies.limits import Demand
 from policies.service_class import ServiceClass
 from policies.slo import Slo
@@ -330,6 +332,47 @@ async def test_a_deadline_ends_a_stream_with_one_error_event():
     await eventually(lambda: replica.open == 0)
     assert books.rows[0].outcome == "expired"
     assert 0 < books.rows[0].output_tokens < 4000
+
+
+async def test_a_deadline_before_the_first_token_was_due_breaks_no_promise():
+    books = Books()
+    owner = tenant("acme", slo=Slo(ttft_s=30.0))
+    replica = ScriptedReplica(b"x" * 100, gate=asyncio.Event())
+    stage = stage_with(books, replica=replica, tenants={K1: owner})
+    async with stage.client() as client:
+        response = await client.post(CHAT, json=chat(), headers={"x-request-timeout-ms": "60"})
+    assert response.status_code == 504
+    assert (books.rows[0].outcome, books.rows[0].met_slo) == ("expired", None)
+
+
+class Hurried(Admission):
+    """Finds that there is less time than the request takes."""
+
+    async def admit(self, *_: object, **__: object) -> None:
+        raise OwnDeadline(503, "too late", code="slo_unattainable", headers={"retry-after": "1"})
+
+
+async def test_nor_is_its_refusal_a_want_of_room():
+    books = Books()
+    stage = stage_with(books, Hurried(), tenants={K1: tenant("acme", slo=Slo(ttft_s=30.0))})
+    assert (await stage.post(CHAT, chat())).status_code == 503
+    assert books.sheds == []
+
+
+async def test_a_key_that_is_revoked_while_the_body_comes_gets_nothing():
+    books, replica = Books(), ScriptedReplica()
+    stage = stage_with(books, replica=replica)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        whole = orjson.dumps(chat())
+        yield whole[:5]
+        stage.runtime.replace(replace(stage.runtime.current, key_ring=KeyRing(())))
+        yield whole[5:]
+
+    async with stage.client() as client:
+        response = await client.post(CHAT, content=slowly())
+    assert response.status_code == 401
+    assert (replica.requests, books.rows) == ([], [])
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "999999999999"])

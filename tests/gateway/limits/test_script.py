@@ -269,7 +269,7 @@ def test_a_request_that_ends_in_the_batch_that_renews_it_has_ended(client: redis
     talk = Conversation(client)
     ceilings = [Ceiling(talk.accounts[0], Limits(concurrency=5))]
     talk.reserve("a", ceilings, Demand(1, 1))
-    adopted = Adopt("b", True, 0.0, 1, 1, False, (BudgetPart("t"),))
+    adopted = Adopt("b", True, 0.0, 1, 1, False, (BudgetPart("t"),), frozenset({"t"}))
     talk.apply(Renew(("a",)), Undo("a"), adopted, Renew(("b", "c")), Undo("b"))
     assert client.zcard(keys_of(talk.tenant)[1]) == 0
     assert talk.fields()["t|c"] == "0"

@@ -246,6 +246,22 @@ async def test_one_goes_on_at_a_time_class_by_class_and_by_weight() -> None:
     ]
 
 
+async def test_who_could_go_on_is_found_behind_many_who_cannot() -> None:
+    stage, who = Stage(), promised_to("queue", max_queue_s=30.0)
+    flows = [f"flow {number}".encode() for number in range(24)]
+    with ExitStack() as queued:
+        ahead = {
+            flow: queued.enter_context(stage.load.share(LATE_TOKENS, LATE_TOKENS, 0, flow))
+            for flow in flows
+        }
+        tasks = [asyncio.ensure_future(stage.admit(who, flow=flow)) for flow in flows]
+        await eventually(lambda: stage.waiting() == len(flows))
+        ahead[flows[-1]].end()
+        await asyncio.wait_for(tasks[-1], 5)
+        assert stage.waiting() == len(flows) - 1
+    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+
+
 async def test_within_a_flow_what_is_due_first_goes_first() -> None:
     stage, order = Stage(), []
 
@@ -304,6 +320,23 @@ async def test_who_is_less_urgent_makes_room_where_too_many_wait() -> None:
     await asyncio.wait_for(asyncio.gather(urgent, another), 1)
 
 
+async def test_one_tenant_does_not_keep_the_others_of_its_class_from_waiting() -> None:
+    stage, who = Stage(most_waiting=4), promised_to("queue")
+    stage.load.set_foreign(Standing(pending_tokens=MUCH, waiting=1))
+    crowd = [asyncio.ensure_future(stage.admit(who)) for _ in range(4)]
+    await eventually(lambda: stage.waiting() == 4)
+    others = []
+    for number in range(2):
+        others.append(asyncio.ensure_future(stage.admit(who, flow=b"beta")))
+        # of the crowd, the one goes that came last
+        assert (await refused(crowd[3 - number])).code == "capacity_exceeded"
+    for flow in (b"acme", b"beta"):  # alike by now
+        await refused(stage.admit(who, flow=flow))
+    assert not any(each.done() for each in [*crowd[:2], *others])
+    stage.load.set_foreign(Standing())
+    await asyncio.wait_for(asyncio.gather(*crowd[:2], *others), 5)
+
+
 async def test_prompts_that_wait_are_bounded_together() -> None:
     stage, who = Stage(most_waiting_tokens=1000), promised_to("queue")
     with stage.load.share(MUCH, MUCH, 0, b"acme"):
@@ -314,7 +347,7 @@ async def test_prompts_that_wait_are_bounded_together() -> None:
         tasks.append(asyncio.ensure_future(stage.admit(who, tokens=200)))
         await eventually(lambda: stage.waiting() == 3)
     await asyncio.wait_for(asyncio.gather(*tasks), 1)
-    assert stage.admission._waiting_tokens == 0
+    assert stage.waiting() == 0
 
 
 async def test_predictions_that_were_too_low_are_put_right() -> None:
