@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from time import monotonic
 
 from cache.block import NOBODY, Owner, Retention
 from cache.report import CacheUse
@@ -86,7 +87,8 @@ class EngineOutput:
     `cached_tokens` counts prompt tokens served from the cache, fixed once the first token is out.
     `prompt_logprobs` comes once, with the first token: one entry per prompt token from the second;
     a request that goes on from elsewhere had them there. `cache_use` comes once too, with the first
-    token that this engine chose: what `cached_tokens` is made of.
+    token that this engine chose: what `cached_tokens` is made of. `made_s` is when it was made, by
+    the monotonic clock of the machine.
     """
 
     request_id: str
@@ -98,3 +100,4 @@ class EngineOutput:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     cache_use: CacheUse | None = None
+    made_s: float = field(default_factory=monotonic, compare=False)

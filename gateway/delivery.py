@@ -60,7 +60,7 @@ async def _stream_choices(
             for choice, output in batch:
                 delta = await choice.advance(output)
                 if output.token_ids:
-                    request.note_token()
+                    request.note_token(output.made_s)
                 if not choice.opened:
                     choice.opened = True
                     frames += reply.opening(choice.index)
@@ -116,7 +116,7 @@ async def _collect_choices(request: Request) -> list[WholeChoice]:
             for choice, output in batch:
                 delta = await choice.advance(output)
                 if output.token_ids:
-                    request.note_token()
+                    request.note_token(output.made_s)
                 if delta.text:
                     request.note_text()
                 texts[choice.index].append(delta.text)

@@ -107,11 +107,13 @@ class Request:
         """Whether its answer may say where it ran."""
         return self.tenant is None or self.tenant.sees_receipt
 
-    def note_token(self) -> None:
-        """An output with tokens has arrived."""
-        self.last_token_s = monotonic()
+    def note_token(self, made_s: float) -> None:
+        """An output with tokens has arrived, which was made by then. It may have waited here for a
+        client that does not read; the first one has not."""
         if self.first_token_s is None:
-            self.first_token_s = self.last_token_s
+            self.first_token_s = self.last_token_s = monotonic()
+        else:
+            self.last_token_s = max(self.first_token_s, made_s)
 
     def note_text(self) -> None:
         """Text has arrived that the client can show."""

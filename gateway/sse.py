@@ -6,6 +6,7 @@ https://html.spec.whatwg.org/multipage/server-sent-events.html
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
@@ -100,7 +101,10 @@ class EventStream:
 
     async def end(self, frames: bytes | bytearray) -> None:
         """Send the last events and with them the answer's end."""
+        if self._speaking is not None:
+            self._speaking.cancel()
         await self.send(frames, more=False)
+        self._last_sent_s = math.inf  # nothing may follow
 
     async def __aexit__(
         self,

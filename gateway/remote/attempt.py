@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from itertools import count
-from time import monotonic, time
+from time import time
 from typing import NamedTuple
 
 from gateway.errors import ApiError
@@ -25,6 +25,8 @@ from gateway.terms import TIMEOUT, Terms, seconds_left
 
 _LEAST_EVENTS = 8
 """Of a stream from which the time between two tokens is learned."""
+_EXPLANATION_S = 2.0
+"""How long to wait for the body of an answer whose status says that there is none."""
 _LONGEST_ID = 96
 _ids = count(secrets.randbits(48) << 16)
 """Endings of request ids: no two alike, in other gateways either."""
@@ -133,13 +135,14 @@ class Attempt:
         self.placement.answered(-(-(self._tokens or self._events) // self._errand.body.choices))
         self._own.end()
 
-    def note_tokens(self, events: int) -> None:
-        """So many events of a streamed answer have come; the first time, it has begun."""
-        self._last_s = monotonic()
+    def note_tokens(self, events: int, heard_s: float) -> None:
+        """So many events of a streamed answer have come, the last of them at `heard_s`; the first
+        time, it has begun."""
+        self._last_s = heard_s
         self._events += events
         if self._began_s is not None or self._exchange is None:
             return
-        self._began_s = self._last_s
+        self._began_s = heard_s
         self._own.begin()
         self.placement.began(None)
         self._exchange.be_patient(self.placement.replica.times.between_s)
@@ -196,11 +199,11 @@ class Attempt:
 
     async def _judged(self, exchange: Exchange) -> Exception:
         """The exception that the answer's status means; what can be read of its body explains."""
-        exchange.be_patient(self.placement.replica.times.between_s)
         try:
-            body = await exchange.read_all(ERROR_BODY_BYTES)
-        except (UpstreamLost, ApiError):  # broken off, or too long: the status has to do
-            body = b""
+            async with asyncio.timeout(_EXPLANATION_S):
+                body = await exchange.read_all(ERROR_BODY_BYTES)
+        except (UpstreamLost, ApiError, TimeoutError):
+            body = b""  # broken off, too long or too slow: the status has to do
         cleaner = self.placement.replica.cleaner
         return judge(exchange.status, exchange.header("retry-after"), body, cleaner)
 

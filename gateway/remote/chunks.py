@@ -21,6 +21,8 @@ _NO_DATA = b"null"
 _LESSONS = 4
 """How many chunks to learn from: one is enough for most servers and choices, and some make every
 chunk different."""
+_SURELY_WRITTEN = 200
+"""JSON nested no deeper than this can be written; more than that can be read."""
 _HEAD = ("id", "object", "created", "model", "system_fingerprint")
 
 
@@ -223,4 +225,9 @@ def _parse(data: bytes) -> dict[str, Any]:
         raise UpstreamLost(LossKind.GARBAGE, "no JSON") from None
     if type(chunk) is not dict:
         raise UpstreamLost(LossKind.GARBAGE, "no object")
+    if data.count(b"[") + data.count(b"{") > _SURELY_WRITTEN:
+        try:
+            orjson.dumps(chunk)
+        except orjson.JSONEncodeError:
+            raise UpstreamLost(LossKind.GARBAGE, "nested too deep") from None
     return chunk

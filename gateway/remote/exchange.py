@@ -196,7 +196,9 @@ class Exchange:
                 self._pool.give_back(wire)
                 self._wire = wire = await self._taken(fresh=True)
                 await self._asked(wire)
-            if wire.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            encoding = wire.headers.get(b"content-encoding", b"identity").lower()
+            # what is no 200 says enough by its status
+            if wire.status == 200 and encoding != b"identity":
                 raise UpstreamLost(LossKind.GARBAGE, "an encoding that was not asked for")
         except WireLost as lost:
             self.close()
@@ -219,6 +221,11 @@ class Exchange:
     def status(self) -> int:
         """The answer's status."""
         return self._answer.status
+
+    @property
+    def heard_s(self) -> float:
+        """When the last of what has come did; it may have waited to be read."""
+        return self._answer.heard_s
 
     def header(self, name: str) -> str | None:
         """One of the answer's headers, by its lower-case name."""

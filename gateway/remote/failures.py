@@ -111,17 +111,7 @@ def answer_too_long() -> ApiError:
 
 def judge(status: int, retry_after: str | None, body: bytes, cleaner: Cleaner) -> Exception:
     """The exception that an answer other than 200 means: ApiError if the client's own mistake."""
-    if status in _CLIENTS_OWN:
-        return _refusal(status, _error_of(body), cleaner)
-    if status in _MISCONFIGURED or status < 400:
-        return UpstreamMisconfigured(status)
-    if status == 503 and (why := _word(_error_of(body).get("code"))) in _COMING_AND_GOING:
-        return UpstreamAway(str(why))
-    if status == 429 or (status == 503 and retry_after is not None):
-        return UpstreamFull(_seconds(retry_after))
-    if status < 500 and status not in (408, 421, 425):
-        return _refusal(status, _error_of(body), cleaner)
-    return UpstreamLost(LossKind.SERVER_ERROR, f"status {status}", status=status)
+    return _judged(status, retry_after, _error_of(body), cleaner)
 
 
 def judge_event(error: object, cleaner: Cleaner) -> Exception:
@@ -130,8 +120,24 @@ def judge_event(error: object, cleaner: Cleaner) -> Exception:
     if isinstance(status, str) and status.isascii() and status.isdigit() and len(status) == 3:
         status = int(status)
     if type(status) is int and 400 <= status < 500:
-        return judge(status, None, orjson.dumps({"error": error}), cleaner)
+        return _judged(status, None, _error_in(error), cleaner)
     return UpstreamLost(LossKind.SERVER_ERROR, "an error for an answer")
+
+
+def _judged(
+    status: int, retry_after: str | None, error: dict[str, object], cleaner: Cleaner
+) -> Exception:
+    if status in _CLIENTS_OWN:
+        return _refusal(status, error, cleaner)
+    if status in _MISCONFIGURED or status < 400:
+        return UpstreamMisconfigured(status)
+    if status == 503 and (why := _word(error.get("code"))) in _COMING_AND_GOING:
+        return UpstreamAway(str(why))
+    if status == 429 or (status == 503 and retry_after is not None):
+        return UpstreamFull(_seconds(retry_after))
+    if status < 500 and status not in (408, 421, 425):
+        return _refusal(status, error, cleaner)
+    return UpstreamLost(LossKind.SERVER_ERROR, f"status {status}", status=status)
 
 
 def _refusal(status: int, error: dict[str, object], cleaner: Cleaner) -> ApiError:
@@ -154,9 +160,11 @@ def _error_of(body: bytes) -> dict[str, object]:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    if not isinstance(value, dict):
-        return {}
-    error = value.get("error", value)
+    return _error_in(value.get("error", value)) if isinstance(value, dict) else {}
+
+
+def _error_in(error: object) -> dict[str, object]:
+    """What stands in the envelope's place for it."""
     if isinstance(error, str):
         return {"message": error}
     if not isinstance(error, dict):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from time import monotonic
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
 from gateway.remote.failures import LossKind, UpstreamLost
+from gateway.remote.host_name import HostName
 from gateway.remote.wire import Wire
 
 _CONNECT_S = 5.0
@@ -54,6 +54,7 @@ class Pool:
 
     def __init__(self, origin: Origin, limit: int) -> None:
         self._origin = origin
+        self._host_name = HostName(origin.host, origin.port)
         self._places = asyncio.Semaphore(limit)
         # reading the system's certificates takes tens of milliseconds: not for plain HTTP
         self._tls = ssl.create_default_context() if origin.tls else None
@@ -124,12 +125,12 @@ class Pool:
 
     async def _opened(self) -> Wire:
         """Try the server's addresses in turn, the one that answered last first."""
-        origin, loop = self._origin, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_S):
-                found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-                addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
-                addresses.sort(key=lambda address: address != self._answered_last)
+                addresses = sorted(
+                    await self._host_name.addresses(),
+                    key=lambda address: address != self._answered_last,
+                )
                 failure: OSError | None = None
                 for address in addresses:
                     is_last = address is addresses[-1]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
-from urllib.parse import urlsplit
 
-import httpx
 import orjson
 
 from gateway.dispatch.member import Condition, Health
+from gateway.remote.failures import UpstreamLost
+from gateway.remote.getting import Getter
+from gateway.remote.pool import Origin
 from gateway.remote.reported_load import MAX_PAGE_BYTES, TELLS_LOAD, ReportedLoad, parse_load
+from gateway.remote.wire import WireLost
 from gateway.settings_fleet import RemoteEngine
 
 _MODELS_BYTES = 4 << 20
@@ -42,10 +46,9 @@ class ProbeTarget:
     served_model: str
 
     @property
-    def root(self) -> str:
-        """The server's own address, where health and metrics are."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc}"
+    def base_path(self) -> str:
+        """Where the API begins; health and metrics are at the server's root."""
+        return Origin.of(self.url).base_path
 
 
 class _Unwell(Exception):
@@ -67,7 +70,7 @@ class Prober:
     def __init__(
         self,
         target: ProbeTarget,
-        client: httpx.AsyncClient,
+        getter: Getter,
         *,
         times: ProbeTimes,
         random: Random,
@@ -78,7 +81,7 @@ class Prober:
         """`heard_since(t)`: whether any answer's bytes came after `t`. `on_health` is told what a
         probe found, and since when the server has been silent if it did not answer at all."""
         self._target = target
-        self._client = client
+        self._getter = getter
         self._times = times
         self._random = random
         self._heard_since = heard_since
@@ -141,13 +144,13 @@ class Prober:
 
     async def _check(self) -> None:
         if self._target.engine == "forebay":
-            status, _ = await self._get(f"{self._target.root}/health/ready", 64 << 10)
+            status, _ = await self._get("/health/ready", 64 << 10)
             if status == 503:
                 raise _Unwell("is not ready")
             # behind a proxy there may be nothing but /v1
             if status == 200 and monotonic() < self._models_due_s:
                 return
-        status, body = await self._get(f"{self._target.url}/models", _MODELS_BYTES)
+        status, body = await self._get(f"{self._target.base_path}/models", _MODELS_BYTES)
         if status in (401, 403):
             raise _Unwell("refuses its key")
         if status == 404 and self._target.engine == "openai":
@@ -169,7 +172,7 @@ class Prober:
 
     async def _read_load(self) -> None:
         try:
-            status, page = await self._get(f"{self._target.root}/metrics", MAX_PAGE_BYTES)
+            status, page = await self._get("/metrics", MAX_PAGE_BYTES)
         except _Unwell:
             return
         if status in (401, 403, 404, 405, 501):
@@ -179,29 +182,31 @@ class Prober:
         if load is not None:
             self._on_load(load)
 
-    async def _get(self, url: str, limit_bytes: int) -> tuple[int, bytes]:
+    async def _get(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
         """Status and body. Raises _Unwell."""
         try:
-            async with (
-                asyncio.timeout(self._times.timeout_s),
-                self._client.stream("GET", url) as response,
-            ):
-                body = bytearray()
-                encoding = response.headers.get("content-encoding", "identity")
-                if encoding.lower() != "identity":
-                    # a few bytes of it could become any number
-                    raise _Unwell("answers in an encoding that was not asked for")
-                async for piece in response.aiter_raw():
-                    body += piece
-                    if len(body) > limit_bytes:
-                        raise _Unwell("answers more than a probe can take")
-                return response.status_code, bytes(body)
+            async with asyncio.timeout(self._times.timeout_s):
+                got = await self._getter.get(path, limit_bytes)
         except TimeoutError:
             raise _Unwell("does not answer in time", silent=True) from None
-        except httpx.ConnectError:
-            raise _Unwell("refuses connections") from None
-        except (httpx.HTTPError, httpx.StreamError, ValueError) as error:
-            raise _Unwell(f"breaks off ({type(error).__name__})") from None
+        except UpstreamLost as lost:
+            raise _Unwell(_why_unreached(lost.__cause__)) from None
+        except WireLost as lost:
+            raise _Unwell(f"breaks off ({lost.kind})") from None
+        if got.encoding != "identity":
+            raise _Unwell("answers in an encoding that was not asked for")
+        if got.body is None:
+            raise _Unwell("answers more than a probe can take")
+        return got.status, got.body
+
+
+def _why_unreached(cause: BaseException | None) -> str:
+    """Why there is no connection, in words for the operator."""
+    if isinstance(cause, socket.gaierror):
+        return "has a name that cannot be looked up"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"has a certificate that is not believed ({cause.verify_message})"
+    return "refuses connections"
 
 
 def _model_names(body: bytes) -> set[str] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -13,7 +12,6 @@ from types import TracebackType
 from typing import Literal
 from urllib.parse import urlsplit
 
-import httpx
 import structlog
 
 from gateway.dispatch.member import Condition, Health
@@ -21,6 +19,7 @@ from gateway.dispatch.receipt import Receipt
 from gateway.ended_tasks import end_task
 from gateway.remote.exchange import Connections, Exchange, Patience
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost
+from gateway.remote.getting import Getter
 from gateway.remote.probes import Prober, ProbeTarget, ProbeTimes
 from gateway.remote.reported_load import ReportedLoad, foreign_load
 from gateway.settings_fleet import RemoteEngine, RemoteSettings
@@ -107,10 +106,11 @@ class RemoteReplica:
             self._connections = await scope.enter_async_context(
                 Connections(self._url, headers, self.max_running)
             )
-            client = await scope.enter_async_context(self._probe_client())
+            probe_headers = {**self._authorization, "accept-encoding": "identity"}
+            getter = await scope.enter_async_context(Getter(self._url, probe_headers))
             self._prober = Prober(
                 ProbeTarget(self._url, self.engine, self.served_model),
-                client,
+                getter,
                 times=self.times.probes,
                 random=self._random,
                 heard_since=lambda since_s: self._connections.last_heard_s > since_s,
@@ -218,18 +218,6 @@ class RemoteReplica:
         self._held_until_s = monotonic() + min(hold_s, _LONGEST_HOLD_S)
         self._set_health(
             Health(Condition.DOWN, f"answers {status}: check its url, key and model's name")
-        )
-
-    def _probe_client(self) -> httpx.AsyncClient:
-        # reading the system's certificates takes tens of milliseconds: not for plain HTTP
-        verify = self._url.startswith("https:")
-        return httpx.AsyncClient(
-            headers={**self._authorization, "accept-encoding": "identity"},
-            verify=ssl.create_default_context() if verify else False,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=self.times.probes.timeout_s,
-            limits=httpx.Limits(max_connections=2, keepalive_expiry=4.0),
         )
 
     def _note_health(self, found: Health, silent_since_s: float | None) -> None:

@@ -43,7 +43,7 @@ async def _pass_on(
     piece = await exchange.read()
     last_event_s = exchange.last_heard_s
     while True:
-        events, frames, failure = _take(attempt, reader, piece, chunks, request)
+        events, frames, failure = _take(attempt, exchange, reader, piece, chunks, request)
         if events:
             last_event_s = exchange.last_heard_s
         elif failure is None and piece:
@@ -71,7 +71,12 @@ async def _pass_on(
 
 
 def _take(
-    attempt: Attempt, reader: SseReader, piece: bytes, chunks: Chunks, request: Request
+    attempt: Attempt,
+    exchange: Exchange,
+    reader: SseReader,
+    piece: bytes,
+    chunks: Chunks,
+    request: Request,
 ) -> tuple[int, bytearray, Exception | None]:
     """How many events there are in a piece of the server's, and the client's for them, up to the
     one that fails, if one does."""
@@ -83,11 +88,11 @@ def _take(
         events = reader.feed(piece)
         chunks.take(events, attempt.placement.replica.cleaner, frames)
         if events and chunks.has_content:
-            attempt.note_tokens(len(events))
+            attempt.note_tokens(len(events), exchange.heard_s)
     except (UpstreamLost, ApiError, AnswerDiffers) as error:
         failure = error
     if chunks.content_events > before:
-        request.note_token()
+        request.note_token(exchange.heard_s)
         if request.first_text_s is None and chunks.shows_text:
             request.note_text()
         if request.relayed is not None:

@@ -83,7 +83,7 @@ class ChoiceTranscript:
         if type(text) is str and text:
             self._say("text", text)
         reason = choice.get("finish_reason")
-        if type(reason) is str:
+        if type(reason) is str and reason:
             self.finish_reason = reason
 
     def _say(self, name: str, piece: str) -> None:
@@ -134,7 +134,7 @@ class ChoiceTranscript:
         if is_new and cut and choice.get("logprobs"):
             raise AnswerDiffers  # tokens are cut elsewhere than they were
         reason = choice.get("finish_reason")
-        if type(reason) is str:
+        if type(reason) is str and reason:
             if not self._all_passed():
                 raise AnswerDiffers
             self.finish_reason = reason

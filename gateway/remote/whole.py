@@ -47,8 +47,12 @@ async def read_whole(
             value["service_tier"] = service_tier
         if usage is not None:
             value["usage"] = usage.wire if priced is None else priced(usage).wire
+        try:
+            body = orjson.dumps(value)
+        except orjson.JSONEncodeError:  # more can be read than written
+            raise UpstreamLost(LossKind.GARBAGE, "nested too deep") from None
         attempt.finish(usage)
-        return WholeAnswer(orjson.dumps(value), usage)
+        return WholeAnswer(body, usage)
     finally:
         attempt.close()
 

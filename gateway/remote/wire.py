@@ -54,6 +54,7 @@ class Wire(asyncio.Protocol):
         )
         self._waiter: asyncio.Future[None] | None = None
         self._failure: LossKind | None = None
+        self._aborted = False
         self._why = ""
         self._heard = False
         self._paused = False
@@ -68,7 +69,8 @@ class Wire(asyncio.Protocol):
         """Whether all of the answer has come. It may not all have been read."""
         self.used = False
         """Whether anything was asked here before the request that is under way."""
-        self.idle_since_s = monotonic()
+        self.idle_since_s = self.heard_s = monotonic()
+        """`heard_s` is when the last bytes of the answer came, read or not."""
 
     @property
     def is_open(self) -> bool:
@@ -143,6 +145,7 @@ class Wire(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once. Idempotent."""
+        self._aborted = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -155,14 +158,15 @@ class Wire(asyncio.Protocol):
             self.abort()
             return
         self._heard = True
+        self.heard_s = monotonic()
         pieces = self._pieces
         before = len(pieces)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
-            if not self.complete:
-                self._fail(LossKind.GARBAGE, type(error).__name__)
+            # where the whole answer came before that, it is read all the same
+            self._fail(LossKind.GARBAGE, type(error).__name__)
             self.abort()
             return
         if len(pieces) > before:
@@ -181,7 +185,7 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if not self.complete:
-            if exc is None and self.status and self._ends_with_connection:
+            if exc is None and self._ends_with_connection:
                 self.complete = True
                 self._wake()
             elif exc is None and self.status:
@@ -215,7 +219,13 @@ class Wire(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        return b"content-length" not in self.headers and b"transfer-encoding" not in self.headers
+        """Whether the answer under way is one that is whole when the server closes."""
+        return (
+            bool(self.status)
+            and not self._aborted
+            and b"content-length" not in self.headers
+            and b"transfer-encoding" not in self.headers
+        )
 
     async def _more(self) -> None:
         """Wait until something has come, or nothing will."""

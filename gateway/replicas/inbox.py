@@ -90,4 +90,5 @@ def joined(outputs: Sequence[EngineOutput]) -> EngineOutput:
         error=last.error,
         prompt_logprobs=prompt_logprobs[0] if prompt_logprobs else None,
         cache_use=cache_uses[0] if cache_uses else None,
+        made_s=last.made_s,
     )

@@ -81,8 +81,8 @@ class Life:
         return time.monotonic() - self._heard_s
 
     def heard(self) -> None:
-        """Count the silence from now on."""
-        self._heard_s = time.monotonic()
+        """Count the silence from now on, and the age of what it told of its steps too."""
+        self._heard_s = self._stats_s = time.monotonic()
 
     @property
     def step_age_s(self) -> float:

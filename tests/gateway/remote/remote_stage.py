@@ -193,12 +193,22 @@ class Call:
         self._who = who
         self._sent = False
         self._left = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._reads.set()
         self._arrived = asyncio.Event()
         self.task = asyncio.create_task(self._run())
 
     def leave(self) -> None:
         """The client closes its connection."""
         self._left.set()
+
+    def stop_reading(self) -> None:
+        """What is sent to the client waits from now on."""
+        self._reads.clear()
+
+    def read_on(self) -> None:
+        """The client reads again."""
+        self._reads.set()
 
     async def until(self, text: str) -> None:
         """Wait until this has come, or the answer is over."""
@@ -223,6 +233,7 @@ class Call:
             self.answer.arrivals.append(message["body"])
             self.answer.closed = not message["more_body"]
         self._arrived.set()
+        await self._reads.wait()
 
     async def _run(self) -> None:
         scope = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 
 import pytest
@@ -493,3 +494,32 @@ async def test_an_error_under_a_200_that_is_the_servers_is_asked_for_elsewhere()
     async with staged(Upstream([turns]), Upstream([turns])) as stage:
         assert (await stage.post(chat())).status == 200
         assert stage.last.receipts()[0].lost == "server error"
+
+
+@pytest.mark.parametrize(("status", "told"), [(429, 503), (400, 400), (401, 502)])
+async def test_a_status_counts_whatever_its_body_is_written_in(status, told):
+    async def script(received: Received) -> None:
+        await received.answer(
+            status, gzip.compress(b"{}"), content_encoding="gzip", retry_after="7"
+        )
+
+    async with staged(Upstream([script]), routing={"moves": 3, "recovery_s": 0.05}) as stage:
+        answer = await stage.post(chat())
+        assert answer.status == told
+        if status == 429:
+            assert answer.headers["retry-after"] == "7"
+            assert stage.router.members[0].breaker.closed
+
+
+async def test_a_status_whose_body_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr("gateway.remote.attempt._EXPLANATION_S", 0.02)
+
+    async def script(received: Received) -> None:
+        await received.write(b"HTTP/1.1 429 X\r\ncontent-length: 100\r\n\r\n{")
+        await received.gone()
+
+    async with staged(Upstream([script])) as stage:
+        async with asyncio.timeout(2):
+            answer = await stage.post(chat())
+        assert answer.status == 503
+        assert stage.router.members[0].breaker.closed

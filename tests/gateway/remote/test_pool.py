@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -102,9 +101,8 @@ async def test_the_next_address_is_tried_and_the_one_that_answered_remembered(
         tried: list[str] = []
         dial = pool._dial
 
-        async def resolved(*_: object, **__: object) -> list[tuple[object, ...]]:
-            at = [(address, 0) for address in ("127.0.0.9", "127.0.0.8", "127.0.0.1")]
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in at]
+        async def resolved() -> list[str]:
+            return ["127.0.0.9", "127.0.0.8", "127.0.0.1"]
 
         async def dialled(address: str) -> object:
             tried.append(address)
@@ -112,7 +110,7 @@ async def test_the_next_address_is_tried_and_the_one_that_answered_remembered(
                 await asyncio.Event().wait()
             return await dial(address)
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        monkeypatch.setattr(pool._host_name, "addresses", resolved)
         monkeypatch.setattr(pool, "_dial", dialled)
         monkeypatch.setattr(pools, "_NEXT_ADDRESS_S", 0.02)
         for _ in range(2):

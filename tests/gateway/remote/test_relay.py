@@ -257,3 +257,73 @@ async def test_a_tenant_that_sees_no_receipt_learns_of_no_server(stream):
     assert answer.status == 200
     assert not [name for name in answer.headers if name.startswith("x-forebay")]
     assert str(upstream.port) not in str(answer.headers)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"choices": [{"index": 0, "x": %b}]}', 502),
+        (b'{"error": {"code": 400, "message": "no", "x": %b}}', 400),
+    ],
+)
+async def test_an_answer_that_can_be_read_and_not_written_is_judged(body, status):
+    """JSON may be nested deeper where it is read than where it is written."""
+    nested = b"[" * 300 + b"]" * 300
+    async with staged(Upstream([answers(200, body % nested)])) as stage:
+        answer = await stage.post(chat())
+    assert answer.status == status
+    own = stage.router.members[0].load.own()
+    assert (own.waiting, own.running) == (0, 0)
+
+
+@pytest.mark.parametrize("depth", [300, 1020])
+async def test_a_chunk_that_can_be_read_and_not_written_is_no_answer(depth):
+    plain = json.dumps(chunk("a", extra=[]))
+    nested = plain.replace("[]", "[" * depth + "]" * depth)
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(nested, chunk(finish="stop"), "[DONE]"))
+        await received.end_stream()
+
+    async with staged(Upstream([script])) as stage:
+        answer = await stage.post(chat(stream=True))
+        own = stage.router.members[0].load.own()
+    assert answer.status == 502
+    assert (own.waiting, own.running) == (0, 0)
+
+
+async def test_a_choice_is_not_finished_by_an_empty_reason():
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(chunk("The quick", finish="")))
+        received.reset()
+
+    async with staged(Upstream([script, streams("The quick brown fox")])) as stage:
+        answer = await stage.post(chat(stream=True))
+    assert joined(chunks(events(answer.text))) == "The quick brown fox"
+
+
+async def test_a_client_that_does_not_read_makes_no_token_late():
+    told = asyncio.Event()
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await received.piece(sse(chunk("a")))
+        await told.wait()
+        for _ in range(10):
+            await received.piece(sse(chunk("b")))
+        await received.piece(sse(chunk(finish="stop"), usage_chunk(20, 11), "[DONE]"))
+        await received.end_stream()
+
+    async with staged(Upstream([script])) as stage:
+        async with stage.call(chat(stream=True)) as call:
+            await call.until('"a"')
+            call.stop_reading()
+            told.set()
+            await asyncio.sleep(0.5)
+            call.read_on()
+            await call.until("[DONE]")
+        tpot_s = stage.last.tpot_s()
+    assert tpot_s is not None
+    assert tpot_s < 0.25 / 10

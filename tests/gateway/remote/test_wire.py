@@ -231,3 +231,31 @@ async def test_a_server_is_not_read_from_faster_than_its_client_reads():
     assert len(await reading) == 700_000
     assert not transport.paused  # all is there: nothing to hold back
     assert await wire.read() == b""
+
+
+async def test_what_comes_behind_an_answer_does_not_keep_its_reader_waiting():
+    wire, transport = asked()
+    reading = asyncio.create_task(body_of(wire))
+    await asyncio.sleep(0)
+    wire.data_received(COUNTED + b"junk")
+    async with asyncio.timeout(1):
+        assert await reading == b"ok"
+    assert transport.closing
+
+
+async def test_an_answer_without_a_length_that_is_cut_off_here_is_not_whole():
+    wire, _, _ = opened()
+    wire.ask(b"", b"")
+    wire.data_received(b"HTTP/1.1 200 OK\r\n\r\nabc")
+    wire.abort()
+    wire.connection_lost(None)
+    assert (await lost_by(wire)).kind is LossKind.ENDED_EARLY
+
+
+async def test_bytes_are_dated_when_they_come_and_not_when_they_are_read():
+    wire, _ = asked()
+    wire.data_received(COUNTED)
+    heard_s = wire.heard_s
+    await asyncio.sleep(0.01)
+    assert await body_of(wire) == b"ok"
+    assert wire.heard_s == heard_s

@@ -137,6 +137,13 @@ def test_one_read_may_hold_many_messages() -> None:
     assert len(reader.feed(frames[3:])) == len(FROM_WORKER)
 
 
+def test_a_token_is_as_old_as_where_it_was_made() -> None:
+    report = StepReport((OUTPUT,), 0.1, 2, 2, STATS)
+    (step,) = from_worker().feed(to_frame(Step(report)))
+    assert isinstance(step, Step)
+    assert step.report.outputs[0].made_s == OUTPUT.made_s
+
+
 @given(st.binary(min_size=1, max_size=60))
 @settings(max_examples=60, deadline=None)
 def test_nonsense_is_found_out_or_is_a_message(body: bytes) -> None:

@@ -16,8 +16,11 @@ import uvloop
 
 from cache.block_pool import Share
 from engine.errors import ModelLoadError
+from engine.report import EngineStats
 from gateway.dispatch.member import Condition, Health
 from gateway.replica import ReplicaUnavailable
+from gateway.replicas.worker.life import Life
+from gateway.replicas.worker.messages import Beat
 from tests.gateway.replicas.puppet_worker import DIE, ENDLESS, EXIT, FREEZE, GARBLE, expected
 from tests.gateway.replicas.worker_stage import (
     PATIENCE_S,
@@ -146,6 +149,40 @@ async def test_a_long_step_is_no_hang_and_a_step_without_end_is_one() -> None:
         assert lost.blames_replica
         assert loop_s() - started_s > 1.2
     assert "at one step" in reasons(stage)[0]
+
+
+async def test_a_gateway_that_stood_still_itself_blames_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was told meanwhile is unread yet: how old a step was when it was told of is all there is
+    to know of it."""
+    now_s = 1000.0
+    monkeypatch.setattr("gateway.replicas.worker.life.time.monotonic", lambda: now_s)
+    life = Life(
+        on_ready=lambda _: None,
+        on_step=lambda _: None,
+        on_lost=lambda _: None,
+        progress=Stage().on_progress,
+    )
+    stats = EngineStats(
+        waiting=0,
+        running=1,
+        pages_free=0,
+        pages_cached=0,
+        pages_held=1,
+        pages_total=1,
+        preemptions=0,
+        steps=1,
+        alive=True,
+        last_step_age_s=2.0,
+    )
+    life.receive(Beat(stats, None))
+    now_s += 70.0
+    assert (life.silent_s, life.step_age_s) == (70.0, 72.0)
+    life.heard()
+    assert (life.silent_s, life.step_age_s) == (0.0, 2.0)
+    now_s += 1.0
+    assert (life.silent_s, life.step_age_s) == (1.0, 3.0)
 
 
 async def test_draining_waits_for_the_running_and_closing_lets_the_worker_save(
