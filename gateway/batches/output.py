@@ -16,6 +16,7 @@ from gateway.batches.line_store import EndedLine, LineKey, LineState, LineStore
 from gateway.batches.progress import FINISHING, BatchProgress
 from gateway.batches.stored_file import OUTPUT, StoredFile
 from gateway.database.opening import Transactions
+from gateway.sse import json_line
 
 _log = structlog.get_logger("forebay.batch")
 
@@ -98,4 +99,4 @@ def _as_jsonl(batch_id: str, line: EndedLine) -> bytes:
         "response": None if response is None else orjson.Fragment(response),
         "error": None if error is None else orjson.Fragment(error),
     }
-    return orjson.dumps(values) + b"\n"
+    return json_line(values) + b"\n"

@@ -69,7 +69,7 @@ class CompletionReply:
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, object]:
         return {
-            "tokens": [self._tokenizer.token_text(entry.token_id) for entry in entries],
+            "tokens": [self._word(entry.token_id) for entry in entries],
             "token_logprobs": [
                 None if entry.logprob is None else wire_logprob(entry.logprob) for entry in entries
             ],
@@ -81,7 +81,16 @@ class CompletionReply:
         """The alternatives, and the chosen token even if it is none of them."""
         if entry.logprob is None:
             return None
-        word = self._tokenizer.token_text
-        top = {word(token_id): wire_logprob(logprob) for token_id, logprob in entry.top}
-        top.setdefault(word(entry.token_id), wire_logprob(entry.logprob))
+        top = {self._word(token_id): wire_logprob(logprob) for token_id, logprob in entry.top}
+        top.setdefault(self._word(entry.token_id), wire_logprob(entry.logprob))
         return top
+
+    def _word(self, token_id: int) -> str:
+        """A token's text; of one that is no text by itself its bytes, as in OpenAI's answers
+        (`bytes:\\xe2\\x80`). Words are keys of `top_logprobs`, and many tokens would be U+FFFD."""
+        own = self._tokenizer.token_bytes(token_id)
+        try:
+            own.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+        return self._tokenizer.token_text(token_id)

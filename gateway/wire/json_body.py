@@ -12,11 +12,16 @@ from gateway.errors import ApiError, bad_request
 _EXPLAINED_BYTES = 1 << 20
 """Beyond that, finding out where a broken body is wrong would hold up everybody else."""
 
+MOST_LEVELS = 200
+"""How deep a body may nest. orjson reads 1,024 levels and writes 254, and what passes a body on, or
+walks it by recursion, must be able to with something of its own around it."""
+_WRITABLE_LEVELS = 254
+
 
 def parse_object(body: bytes | bytearray, *, what: str = "body") -> dict[str, object]:
     """The body as a JSON object. `what` it is called in a refusal.
 
-    NaN, Infinity, comments and nesting beyond 1024 levels are refused; of duplicate keys the last
+    NaN, Infinity, comments and nesting beyond MOST_LEVELS are refused; of duplicate keys the last
     counts. A lone surrogate escape is no Unicode text: it is refused, with the path of its field
     unless the body is large.
     """
@@ -24,9 +29,25 @@ def parse_object(body: bytes | bytearray, *, what: str = "body") -> dict[str, ob
         value = _loads(body)
     except orjson.JSONDecodeError:
         raise _explain(body, what) from None
+    if nests_deeply(value, body):
+        raise bad_request(f"The {what} nests deeper than {MOST_LEVELS} levels.")
     if not isinstance(value, dict):
         raise bad_request(f"The {what} must be a JSON object.")
     return value
+
+
+def nests_deeply(value: object, text: bytes | bytearray) -> bool:
+    """Whether a value that was read from this JSON text has more than MOST_LEVELS levels."""
+    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+        return False
+    wrapped = value
+    for _ in range(_WRITABLE_LEVELS - MOST_LEVELS):
+        wrapped = [wrapped]
+    try:
+        orjson.dumps(wrapped)
+    except orjson.JSONEncodeError:
+        return True
+    return False
 
 
 def field_path(parent: str, key: str | int) -> str:

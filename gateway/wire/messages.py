@@ -9,7 +9,7 @@ import orjson
 from gateway.errors import bad_request
 from gateway.wire.cache_control import Breakpoint, CacheControls
 from gateway.wire.fields import Fields
-from gateway.wire.json_body import field_path
+from gateway.wire.json_body import field_path, nests_deeply
 
 MAX_MESSAGES = 4096
 _CHARACTERS_PER_TURN = 64
@@ -179,9 +179,11 @@ def _read_call(call: object, path: str) -> Message:
 
 
 def _parse_arguments(arguments: str) -> object:
-    """Templates print an object; a model's malformed arguments stay the text that they are."""
+    """Templates print an object; a model's malformed arguments stay the text that they are, and so
+    do those that nest deeper than a body may."""
+    text = arguments.encode()
     try:
-        parsed = orjson.loads(arguments)
+        parsed = orjson.loads(text)
     except orjson.JSONDecodeError:
         return arguments
-    return parsed if isinstance(parsed, dict) else arguments
+    return parsed if isinstance(parsed, dict) and not nests_deeply(parsed, text) else arguments

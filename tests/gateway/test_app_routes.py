@@ -326,6 +326,17 @@ async def test_completions_logprobs_have_the_old_shape():
     }
 
 
+async def test_tokens_that_are_no_text_keep_their_own_logprobs():
+    body = prompt(list("é".encode()), max_tokens=0, logprobs=3, echo=True)
+    choice = (await Stage().post(COMPLETIONS, body)).json()["choices"][0]
+    assert choice["text"] == "é"
+    assert choice["logprobs"]["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        None,
+        {"bytes:\\xa9": -0.5, "bytes:\\xaa": -1.5, "bytes:\\xab": -2.5},
+    ]
+
+
 async def test_scoring_a_prompt_shows_nothing_generated():
     stage = Stage()
     body = prompt(list(b"Hi!"), max_tokens=0, logprobs=1, echo=True)

@@ -297,6 +297,21 @@ async def test_malformed_arguments_stay_text():
     assert "'arguments': '{\"a\": '" in text
 
 
+async def test_arguments_that_nest_too_deeply_stay_text():
+    deep = '{"a": ' * 600 + "1" + "}" * 600
+    call = {"id": "t1", "function": {"name": "add", "arguments": deep}}
+    turns = [USER, {"role": "assistant", "tool_calls": [call]}]
+    stage = Stage(max_context=8192)
+    assert (await stage.post(CHAT, chat() | {"messages": turns})).status_code == 200
+    text = bytes(i for i in stage.replica.requests[0].prompt_token_ids if i < 256).decode()
+    assert f"'arguments': '{deep}'" in text
+
+
+async def test_many_values_side_by_side_are_not_deep():
+    metadata = {str(i): [i] for i in range(1000)}
+    assert (await Stage().post(CHAT, chat(metadata=metadata))).status_code == 200
+
+
 async def test_a_model_without_a_chat_template_says_where_to_go():
     error = error_of(await Stage(template=None).post(CHAT, chat()))
     assert "/v1/completions" in error["message"]
@@ -386,6 +401,8 @@ async def test_a_proper_pair_is_text():
         b'{"model":"\xff"}',
         b'{"model":"\xed\xa0\x80"}',
         b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        b'{"model":"m","messages":[{"role":"user","content":"hi"}],"metadata":%b1%b}'
+        % (b"[" * 300, b"]" * 300),
         b"[" * 100_000,
         b'{"a":"\\ud800",' + b'"b":' + b"[" * 100_000,
     ],

@@ -112,7 +112,10 @@ def test_a_line_that_cannot_be_run_is_refused_by_its_field(
     assert refusal(values) == (code, param)
 
 
-@pytest.mark.parametrize("raw", [b"{oops", b"[]", b'{"a": "\\ud800"}', b'{"\\ud800": 1}'])
+DEEP = b'{"body": %b%b}' % (b"[" * 300, b"]" * 300)
+
+
+@pytest.mark.parametrize("raw", [b"{oops", b"[]", b'{"a": "\\ud800"}', b'{"\\ud800": 1}', DEEP])
 def test_what_is_no_object_is_said_of_the_line(raw: bytes):
     with pytest.raises(LineRefused) as caught:
         check_of().check(InputLine(7, raw))

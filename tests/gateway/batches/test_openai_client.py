@@ -27,8 +27,9 @@ async def refuse_two(name: str) -> LineAnswer:
 async def test_a_batch_from_upload_to_results(database: Database):
     stage = BatchStage(database)
     lines = FakeLines(refuse_two)
+    odd = "to Python a line's\u2028end"
     async with stage.gateway(lines), client_of(stage) as client:
-        content = jsonl(line("one"), line("two"), line("three"))
+        content = jsonl(line("one"), line("two"), line(odd))
         file = await client.files.create(file=("my in.jsonl", content), purpose="batch")
         assert (file.bytes, file.filename, file.purpose) == (len(content), "my in.jsonl", "batch")
         assert file.expires_at == file.created_at + 30 * 86_400
@@ -49,7 +50,7 @@ async def test_a_batch_from_upload_to_results(database: Database):
         assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
         output = (await client.files.content(batch.output_file_id)).text.splitlines()
         first = json.loads(output[0])
-        assert first["custom_id"] == "one"
+        assert [json.loads(each)["custom_id"] for each in output] == ["one", odd]
         assert first["error"] is None
         assert first["response"] == {
             "status_code": 200,
