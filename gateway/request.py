@@ -219,15 +219,18 @@ class Request:
         """Between two tokens of one choice, on average; choices run side by side."""
         if self.first_token_s is None or self.last_token_s is None:
             return None
+        return self.tpot_of_s(self.last_token_s - self.first_token_s)
+
+    def tpot_of_s(self, tokens_s: float) -> float | None:
+        """That, if its tokens took so long from the first to the last; None if there are no two of
+        one choice."""
         if self.relayed is not None:
             tokens, choices = self.relayed.completion_tokens, self.relayed.choices
         else:
             tokens = sum(choice.text.generated for choice in self.choices)
             choices = len(self.choices)
         gaps = tokens - choices
-        if gaps < 1:
-            return None
-        return (self.last_token_s - self.first_token_s) * choices / gaps
+        return tokens_s * choices / gaps if gaps >= 1 else None
 
     def receipts(self) -> list[Receipt]:
         """Every decision about where its prompts go, in order within each."""

@@ -19,6 +19,7 @@ from gateway.request import Request
 from gateway.slo.admission import OwnDeadline
 from gateway.tenancy import Tenancy
 from gateway.wire.usage import Usage
+from policies.slo import LatestTimes
 
 _row_ids = RandomNames(16)
 _log = structlog.get_logger("forebay.request")
@@ -88,6 +89,7 @@ def _account(
     charged = is_charged(outcome, batch=bool(request.batch))
     cost_nusd = request.cost_nusd(usage) if charged else 0
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
+    now_s, e2e_s = time.time(), monotonic() - request.call.started_s
     met = None
     if outcome != "cancelled" and not _left_too_early(request, outcome):
         met = tenancy.slo.note(
@@ -97,8 +99,8 @@ def _account(
             ttft_s=ttft_s if charged else None,
             tpot_s=tpot_s,
             publish_s=publish_s,
+            at_most=_latest_times(request, outcome, e2e_s),
         )
-    now_s, e2e_s = time.time(), monotonic() - request.call.started_s
     tenancy.ledger.note(
         LedgerRow(
             id=_row_ids.next(),
@@ -131,6 +133,13 @@ def _account(
         )
     )
     return cost_nusd
+
+
+def _latest_times(request: Request, outcome: str, e2e_s: float) -> LatestTimes | None:
+    """Of a whole answer that was made elsewhere only the end is seen."""
+    if outcome != "success" or request.first_token_s is not None or request.streams():
+        return None
+    return LatestTimes(e2e_s, request.tpot_of_s(e2e_s))
 
 
 def _left_too_early(request: Request, outcome: str) -> bool:

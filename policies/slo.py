@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 OnOverload = Literal["reject", "queue", "downgrade"]
+
+
+class LatestTimes(NamedTuple):
+    """Of an answer of which only the end was seen: what its times cannot have been longer than."""
+
+    ttft_s: float
+    tpot_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,17 @@ class Slo:
         if self.ttft_s is not None and ttft_s > self.ttft_s:
             return False
         return self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s
+
+    def judged(
+        self, ttft_s: float | None, tpot_s: float | None, at_most: LatestTimes | None = None
+    ) -> bool | None:
+        """The same; None where nothing was promised, or where `at_most` is given, in place of the
+        times, and is too long to tell."""
+        if not self.promises:
+            return None
+        if at_most is None:
+            return self.met(ttft_s, tpot_s)
+        return True if self.met(*at_most) else None
 
 
 NO_SLO = Slo()

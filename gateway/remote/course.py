@@ -106,6 +106,8 @@ class Course:
             case None:
                 self._blame_suspects()
                 return False
+            case UpstreamLost(kind=LossKind.NO_FILES):
+                self._unsent(placement, error)
             case UpstreamLost():
                 self._lost(placement, error)
             case UpstreamFull():
@@ -132,6 +134,14 @@ class Course:
                 raise _broken_by_request()
         else:
             placement.lost(str(error.kind))
+        self._move(placement)
+
+    def _unsent(self, placement: RemotePlacement, error: UpstreamLost) -> None:
+        """The replica has not been asked, by no fault of its own."""
+        placement.receipt.lost = str(error.kind)
+        if not placement.member.breaker.closed:
+            placement.member.failed()  # it was the breaker's probe
+        self._failure = nowhere()
         self._move(placement)
 
     def _blame_suspects(self) -> None:

@@ -40,6 +40,7 @@ class LossKind(StrEnum):
     GARBAGE = "unreadable answer"
     SERVER_ERROR = "server error"
     ENDED_EARLY = "answer ended early"
+    NO_FILES = "no open files left here"
 
 
 class UpstreamLost(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from time import monotonic
 from typing import NamedTuple
@@ -142,8 +143,8 @@ class Pool:
         except TimeoutError:
             raise UpstreamLost(LossKind.REFUSED, "no connection in time") from None
         except (OSError, UnicodeError) as error:
-            raise UpstreamLost(LossKind.REFUSED, type(error).__name__) from error
-        raise UpstreamLost(LossKind.REFUSED, type(failure).__name__) from failure
+            raise _unreached(error) from error
+        raise _unreached(failure) from failure
 
     async def _dial(self, address: str) -> Wire:
         origin = self._origin
@@ -170,3 +171,10 @@ class Pool:
             self._none_left.set()
         if wire in self._idle:
             self._idle.remove(wire)
+
+
+def _unreached(error: Exception | None) -> UpstreamLost:
+    kind = LossKind.REFUSED
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        kind = LossKind.NO_FILES  # which says nothing of the server
+    return UpstreamLost(kind, type(error).__name__)

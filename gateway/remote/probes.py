@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -206,6 +207,8 @@ def _why_unreached(cause: BaseException | None) -> str:
         return "has a name that cannot be looked up"
     if isinstance(cause, ssl.SSLCertVerificationError):
         return f"has a certificate that is not believed ({cause.verify_message})"
+    if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        return "cannot be asked: this gateway has no open files left"
     return "refuses connections"
 
 

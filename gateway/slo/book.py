@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gateway.tenants import Tenant
+from policies.slo import LatestTimes
 
 
 class SloBook(Protocol):
@@ -19,9 +20,14 @@ class SloBook(Protocol):
         ttft_s: float | None,
         tpot_s: float | None,
         publish_s: float | None,
+        at_most: LatestTimes | None = None,
     ) -> bool | None:
         """A request that was let in is over, other than by its client's leaving. Whether it was
-        answered as promised; None where nothing was (`promised` False: it ran in another class)."""
+        answered as promised; None where nothing was (`promised` False: it ran in another class).
+
+        `at_most` is for an answer of which only the end was seen: what its times cannot have been
+        longer than. Such a one kept the promise where these do, and else nobody can say.
+        """
         ...
 
     def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:

@@ -11,6 +11,7 @@ from gateway.slo.series import LONG_S, SHORT_S, Latencies, Series, Tally, covere
 from gateway.tenants import Tenant
 from policies.error_budget import Burn, burn_rate, class_excess, next_factor
 from policies.service_class import ServiceClass
+from policies.slo import LatestTimes
 
 _MOST_SERIES = 2000
 """Of a tenant and a model; who was quiet for longest is forgotten beyond that."""
@@ -66,9 +67,10 @@ class WindowedSloBook:
         ttft_s: float | None,
         tpot_s: float | None,
         publish_s: float | None,
+        at_most: LatestTimes | None = None,
     ) -> bool | None:
         """See `SloBook.note`."""
-        met = tenant.slo.met(ttft_s, tpot_s) if promised and tenant.slo.promises else None
+        met = tenant.slo.judged(ttft_s, tpot_s, at_most) if promised else None
         tally = Tally(1, 0 if met is None else 1, 1 if met else 0)
         self._of(tenant, model).add(self._clock(), tally, ttft_s, tpot_s, publish_s)
         return met

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.tenants import Tenant
+from policies.slo import LatestTimes
 
 
 class NoSloBook:
@@ -17,11 +18,10 @@ class NoSloBook:
         ttft_s: float | None,
         tpot_s: float | None,
         publish_s: float | None,
+        at_most: LatestTimes | None = None,
     ) -> bool | None:
         """Judged, and forgotten."""
-        if not promised or not tenant.slo.promises:
-            return None
-        return tenant.slo.met(ttft_s, tpot_s)
+        return tenant.slo.judged(ttft_s, tpot_s, at_most) if promised else None
 
     def shed(self, tenant: Tenant, model: str, *, promised: bool = True) -> None:
         """Forgotten."""

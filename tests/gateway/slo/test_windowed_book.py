@@ -11,7 +11,7 @@ from gateway.slo_metrics import SloCollector
 from gateway.tenants import Tenant
 from policies.admission import Verdict
 from policies.service_class import ServiceClass
-from policies.slo import Slo
+from policies.slo import LatestTimes, Slo
 from tests.gateway.slo.no_book import NoSloBook
 from tests.gateway.stage import tenant
 
@@ -62,6 +62,29 @@ def test_a_promise_is_kept_or_not_or_there_is_none() -> None:
     assert stage.note(tpot_s=0.2) is False
     assert stage.note(ttft_s=None, tpot_s=None) is False
     assert stage.note(promised=False) is None
+
+
+def test_an_answer_of_which_only_the_end_was_seen_breaks_no_promise() -> None:
+    stage = Stage()
+
+    def note(ttft_s: float, tpot_s: float | None) -> bool | None:
+        return stage.book.note(
+            ACME,
+            "m",
+            promised=True,
+            ttft_s=None,
+            tpot_s=None,
+            publish_s=None,
+            at_most=LatestTimes(ttft_s, tpot_s),
+        )
+
+    assert note(0.4, 0.05) is True
+    assert note(0.4, None) is True
+    assert note(0.6, 0.05) is None  # who knows when its first token came
+    assert note(0.4, 0.2) is None
+    report = stage.book.report(ACME.id, "m")
+    assert report is not None
+    assert (report.hour.answers, report.hour.promised, report.hour.met) == (4, 2, 2)
     assert stage.note(QUIET) is None
     for book in (stage.book, NoSloBook()):
         assert book.note(ACME, "m", promised=True, ttft_s=0.1, tpot_s=None, publish_s=None) is True
