@@ -17,7 +17,15 @@ from pydantic import ValidationError
 from gateway.config_tree import items_at, unset_keys, value_at
 from gateway.routing_policies import policy_names
 from gateway.settings import Settings
-from gateway.settings_errors import ConfigError, describe, did_you_mean, locate, nearest, shown_key
+from gateway.settings_errors import (
+    ConfigError,
+    UnreadableConfigError,
+    describe,
+    did_you_mean,
+    locate,
+    nearest,
+    shown_key,
+)
 from gateway.settings_errors import Path as KeyPath
 from gateway.settings_section import Section
 from gateway.settings_unbuilt import take_out_unbuilt, unbuilt_keys
@@ -105,7 +113,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError([f"{path}: is not UTF-8 text"]) from None
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
+        raise UnreadableConfigError([f"{path}: cannot be read ({error.strerror})"]) from None
     try:
         tree = yaml.load(text, Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
@@ -159,7 +167,7 @@ def _default_tree(state: StateDir) -> dict[str, Any]:
 def _model_from_flag(given: str) -> dict[str, Any]:
     if given == "bundled":
         return {"name": BUNDLED_MODEL_NAME, "path": given}
-    path = Path(given).expanduser().absolute()
+    path = _expanded(given).absolute()
     stem = path.stem if path.suffix == ".gguf" else path.name
     name = re.sub(r"[^A-Za-z0-9._:@+-]", "-", stem).lstrip("-._:@+")[:128]
     return {"name": name or "model", "path": str(path)}
@@ -186,7 +194,15 @@ def _anchor_paths(tree: dict[str, Any], base: Path) -> None:
 def _anchor(holder: dict[str, Any], key: str, base: Path) -> None:
     value = holder.get(key)
     if isinstance(value, str) and value:
-        holder[key] = str(base / Path(value).expanduser())
+        holder[key] = str(base / _expanded(value))
+
+
+def _expanded(given: str) -> Path:
+    """With the home directory for `~`; as it is, and so not there, where that is not known."""
+    try:
+        return Path(given).expanduser()
+    except RuntimeError:
+        return Path(given)
 
 
 def _read_prefix_files(tree: dict[str, Any]) -> list[tuple[KeyPath, str]]:

@@ -39,6 +39,7 @@ _SOCKET = "valkey.sock"
 _SET_ASIDE = "dump.corrupt.rdb"
 _OWNER, _OWNER_TEXT = "owner", b"forebay embedded redis"
 """A file beside what was saved: a keyed digest, by which the server secret is known again."""
+_OWNER_DRAFT = ".owner"
 _POLL_S = 0.02
 _LOOK_AGAIN_S = 0.25
 _START_S = 10.0
@@ -131,6 +132,10 @@ class _Keeper:
                 if self._attached_until_ours(lock):
                     self._serve(lock)
         except Exception as error:  # noqa: BLE001 - whoever waits for the answer gets it
+            if isinstance(error, OSError):
+                error = ConfigError(
+                    [f"{self._directory}: cannot be used ({error.strerror or error})"]
+                )
             if self._first_answer.done():
                 _log.exception("embedded Redis is no longer looked after")
             else:
@@ -194,12 +199,17 @@ class _Keeper:
         """Of what was saved under another secret nothing can be found, and gateways with this one
         would be refused."""
         saved, owner = self._directory / MEMORY_FILE, self._directory / _OWNER
-        before = owner.read_bytes() if owner.exists() else self._owner
-        if not hmac.compare_digest(before, self._owner):
+        before = owner.read_bytes() if owner.exists() else b""
+        if hmac.compare_digest(before, self._owner):
+            return  # nothing to write, on a disk that may be full
+        if len(before) == len(self._owner):  # else it was never written, or not to its end
             saved.unlink(missing_ok=True)
             _log.warning("the server secret has changed, embedded Redis starts empty")
-        owner.touch(mode=0o600)
-        owner.write_bytes(self._owner)
+        draft = self._directory / _OWNER_DRAFT
+        draft.unlink(missing_ok=True)
+        draft.touch(mode=0o600)
+        draft.write_bytes(self._owner)
+        draft.replace(owner)
 
     def _launched(self, lock: InstanceLock) -> ValkeyProcess | None:
         """A server that answers; None, with nothing left running, if there is none or if told to

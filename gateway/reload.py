@@ -19,7 +19,7 @@ from gateway.metrics import Metrics
 from gateway.registry.merging import Merged, merge
 from gateway.registry.records import Overlay
 from gateway.settings import Settings
-from gateway.settings_errors import ConfigError
+from gateway.settings_errors import ConfigError, UnreadableConfigError
 from gateway.tenants import KeyRing
 
 _log = structlog.get_logger("forebay.config")
@@ -177,9 +177,11 @@ class Reloader:
         self._config = config
         self._metrics = metrics
         self._seen = _fingerprint(source.path)
+        self._unread = False
         self._one_reads = asyncio.Lock()
         self._one_follows = asyncio.Lock()
         self._apply: Apply | None = None
+        self._ended = False
         self._followed = config.current.settings
         """What the fleet was last told, or is opened with."""
 
@@ -187,6 +189,10 @@ class Reloader:
         """Have `apply` put to use what lies deeper than a request looks. What was reloaded before
         is made up for by the watch."""
         self._apply = apply
+
+    def end(self) -> None:
+        """Begin nothing any more: the fleet is going to be closed."""
+        self._ended = True
 
     async def reload(self) -> bool:
         """Read the file again and use it as a whole; True if it is now in use. Never raises."""
@@ -199,12 +205,16 @@ class Reloader:
     async def _read(self) -> bool:
         """Have requests judged by what the file says now; False if that cannot be used."""
         async with self._one_reads:
+            if self._ended:
+                return False
             self._seen = _fingerprint(self._source.path)
+            self._unread = False
             try:
                 snapshot = await asyncio.to_thread(self._source.load)
                 refuse_restart_changes(self._config.file.settings, snapshot.settings)
                 await self._config.use_file(snapshot)
             except ConfigError as error:
+                self._unread = isinstance(error, UnreadableConfigError)
                 self._metrics.config_loaded("failure", reload=True)
                 for message in error.messages:
                     _log.error("config refused, the last good one stays", reason=message)
@@ -230,7 +240,7 @@ class Reloader:
         read meanwhile."""
         async with self._one_follows:
             settings = self._config.current.settings
-            if self._apply is not None and settings is not self._followed:
+            if self._apply is not None and settings is not self._followed and not self._ended:
                 self._followed = settings
                 try:
                     await self._apply(settings)
@@ -244,15 +254,18 @@ class Reloader:
 
         Polling sees what notifications miss: an editor that replaces the file, a mounted config map
         that swaps a symlink, a network file system. A change counts once the file looks the same
-        twice in a row, so that a half-written one is not read.
+        twice in a row, so that a half-written one is not read. One that could not be read is read
+        once it can be: a permission that is put right, or a disk that answers again, changes no
+        file.
         """
         before = self._seen
         async with asyncio.TaskGroup() as following:
             while True:
                 await asyncio.sleep(interval_s)
                 now = _fingerprint(self._source.path)
-                changed = now is not None and now != self._seen and now == before
-                if changed and await self._read():
+                changed = now != self._seen or (self._unread and _can_be_read(self._source.path))
+                settled = now is not None and now == before
+                if changed and settled and await self._read():
                     following.create_task(self._follow_file())
                 elif self._is_behind:
                     following.create_task(self._follow())
@@ -265,6 +278,7 @@ class Reloader:
             self._apply is not None
             and self._followed is not self._config.current.settings
             and not self._one_follows.locked()
+            and not self._ended
         )
 
 
@@ -315,3 +329,14 @@ def _fingerprint(path: Path | None) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _can_be_read(path: Path | None) -> bool:
+    if path is None:
+        return False
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError:
+        return False
+    return True

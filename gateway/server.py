@@ -23,6 +23,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from engine.errors import EngineError
+from gateway.announcing import announce
 from gateway.credentials import (
     admin_key,
     known_secrets,
@@ -40,6 +41,7 @@ from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
 from gateway.models import Models
 from gateway.named_cache_store import LateNamedStore, NamedCacheStore
+from gateway.open_files import raise_limit
 from gateway.reload import ConfigSource, Reloader, RuntimeConfig, Snapshot
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
@@ -140,6 +142,8 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
     shares_port = HANDED_OVER in os.environ
     sockets = listen(server.host, server.port)
     try:
+        if (files := raise_limit()) is not None:
+            _log.warning("few files may be open, and connections count", at_most=files)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             process = _Process(
                 source,
@@ -225,6 +229,7 @@ class _Process:
                     await _first(self._stop.wait(), fleet, listening)
                     await self._drain()
                 self._lifecycle.drain()
+                self._reloader.end()
                 self._release.set()
                 failure = await _outcome(fleet)
                 await self._lifecycle.wait_idle(_CUT_GRACE_S)
@@ -301,7 +306,8 @@ class _Process:
             f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
             f"-H 'Content-Type: application/json' -d '{body}'",
         ]
-        print("\n".join(lines), flush=True)  # noqa: T201 - the command's output
+        if not announce("\n".join(lines) + "\n"):
+            _log.warning("standard output cannot be written to")
         _log.info("ready", url=url, models=names)
 
     def _on_stop(self, number: signal.Signals) -> None:

@@ -22,6 +22,10 @@ class ConfigError(Exception):
         self.messages = tuple(messages)
 
 
+class UnreadableConfigError(ConfigError):
+    """The file is there and cannot be read now, whatever it says."""
+
+
 def dotted(path: Iterable[str | int]) -> str:
     """("models", 0, "dtype") as `models[0].dtype`."""
     text = ""

@@ -22,3 +22,13 @@ def on_signals(
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def hangups_ignored() -> Iterator[None]:
+    """A scope in which SIGHUP does nothing, unless `on_signals` heeds it. For the main thread."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

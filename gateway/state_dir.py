@@ -31,13 +31,19 @@ class StateDir:
 
     @staticmethod
     def locate(environ: Mapping[str, str]) -> Path:
-        """FOREBAY_STATE_DIR, else XDG_STATE_HOME/forebay, else ~/.local/state/forebay."""
-        if chosen := environ.get("FOREBAY_STATE_DIR"):
-            return Path(chosen).expanduser().absolute()
-        # The XDG specification says that a relative path there is to be ignored.
-        if (base := environ.get("XDG_STATE_HOME", "")) and Path(base).is_absolute():
-            return Path(base) / "forebay"
-        return Path(environ.get("HOME") or Path.home()) / ".local" / "state" / "forebay"
+        """FOREBAY_STATE_DIR, else XDG_STATE_HOME/forebay, else ~/.local/state/forebay. Raises
+        ConfigError where that is in a home directory which is not known."""
+        try:
+            if chosen := environ.get("FOREBAY_STATE_DIR"):
+                return Path(chosen).expanduser().absolute()
+            # The XDG specification says that a relative path there is to be ignored.
+            if (base := environ.get("XDG_STATE_HOME", "")) and Path(base).is_absolute():
+                return Path(base) / "forebay"
+            return Path(environ.get("HOME") or Path.home()) / ".local" / "state" / "forebay"
+        except RuntimeError:
+            raise ConfigError(
+                ["FOREBAY_STATE_DIR: is in a home directory that is not known; name it in full"]
+            ) from None
 
     @classmethod
     def open(cls, environ: Mapping[str, str]) -> StateDir:
@@ -101,7 +107,7 @@ class StateDir:
     def _existing(self, name: str) -> str | None:
         try:
             return (self.path / name).read_text().strip() or None
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return None
 
     def _made_once(self, name: str, make: Callable[[], str]) -> str:
@@ -127,6 +133,10 @@ class StateDir:
             content = path.read_text().strip()
         except OSError as error:
             raise ConfigError([f"{path}: cannot be made or read ({error.strerror})"]) from None
+        except UnicodeDecodeError:
+            raise ConfigError(
+                [f"{path}: is damaged; restore it, or delete it to have it made anew"]
+            ) from None
         if not content:
             raise ConfigError([f"{path}: is empty; delete it to have it made anew"])
         return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -14,7 +14,16 @@ from rich.text import Text
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
-from gateway.cli.operator_call import KEY_HINT, AsJson, Key, Url, answered, console, raw
+from gateway.cli.operator_call import (
+    KEY_HINT,
+    AsJson,
+    Key,
+    Url,
+    answered,
+    console,
+    raw,
+    understood,
+)
 from gateway.cli.server_call import DEFAULT_URL, printable, refusal
 from gateway.explain import text_lines
 from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
@@ -37,13 +46,16 @@ def stats(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = False) -> N
         return
     shown = console()
     answer = answered(response, "models")
-    for name, model in answer["models"].items():
-        for replica in model["replicas"]:
-            shown.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
-            if replica["owners"]:
-                shown.print(_owners_table(replica["owners"]))
-    for name in answer.get("not_covered", ()):
-        typer.echo(printable(f"{name}: runs on servers elsewhere; ask there what they have cached"))
+    with understood(response):
+        for name, model in answer["models"].items():
+            for replica in model["replicas"]:
+                shown.print(_tiers_table(f"{name} ({replica['replica']})", replica["tiers"]))
+                if replica["owners"]:
+                    shown.print(_owners_table(replica["owners"]))
+        for name in answer.get("not_covered", ()):
+            typer.echo(
+                printable(f"{name}: runs on servers elsewhere; ask there what they have cached")
+            )
 
 
 @cache.command("explain")
@@ -61,11 +73,12 @@ def explain(
     if as_json:
         typer.echo(response.text)
         return
-    for number, request in enumerate(answered(response, "requests")["requests"]):
-        if number:
-            typer.echo()
-        for line in text_lines(request):
-            typer.echo(printable(line))
+    with understood(response):
+        for number, request in enumerate(answered(response, "requests")["requests"]):
+            if number:
+                typer.echo()
+            for line in text_lines(request):
+                typer.echo(printable(line))
 
 
 @cache.command("flush")
@@ -121,18 +134,24 @@ def _show_removal(response: httpx.Response, *, as_json: bool) -> None:
     if as_json:
         typer.echo(response.text)
     else:
-        for name, tiers in answer["models"].items():
-            counts = [
-                f"{tier} {'not reached' if blocks is None else f'{blocks:,}'}"
-                for tier, blocks in tiers.items()
-            ]
-            typer.echo(printable(f"{name}: blocks removed: {', '.join(counts)}"))
-        if answer.get("named_prefixes"):
-            typer.echo(f"named prefixes removed: {answer['named_prefixes']}")
-        for name in answer.get("not_covered", ()):
-            typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
-    if not answer["complete"]:
+        with understood(response):
+            for line in _removal_lines(answer):
+                typer.echo(printable(line))
+    if not answer.get("complete"):
         raise CommandError(refusal(response, key_hint=KEY_HINT))
+
+
+def _removal_lines(answer: dict[str, Any]) -> Iterator[str]:
+    for name, tiers in answer["models"].items():
+        counts = [
+            f"{tier} {'not reached' if blocks is None else f'{blocks:,}'}"
+            for tier, blocks in tiers.items()
+        ]
+        yield f"{name}: blocks removed: {', '.join(counts)}"
+    if answer.get("named_prefixes"):
+        yield f"named prefixes removed: {answer['named_prefixes']}"
+    for name in answer.get("not_covered", ()):
+        yield f"{name}: not covered: it runs on servers that were not asked"
 
 
 def _tiers_table(title: str, tiers: list[dict[str, Any]]) -> Table:

@@ -136,16 +136,23 @@ def _stream(
                 continue
             if data == "[DONE]":
                 return
-            event = orjson.loads(data)
-            if error := event.get("error"):
-                raise CommandError(f"the answer broke off: {error.get('message')}")
-            turn.usage = event.get("usage") or turn.usage
-            for choice in event.get("choices", ()):
-                if piece := choice["delta"].get("content"):
-                    turn.last_token = time.perf_counter()
-                    turn.first_token = turn.first_token or turn.last_token
-                    turn.pieces.append(piece)
-                    yield piece
+            try:
+                event = orjson.loads(data)
+                failure = event["error"]["message"] if event.get("error") else None
+                turn.usage = event.get("usage") or turn.usage
+                choices = event.get("choices", ())
+                pieces = [str(choice["delta"].get("content") or "") for choice in choices]
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise CommandError(
+                    f"what answers at {client.base_url} does not stream as OpenAI's API does"
+                ) from None
+            if failure is not None:
+                raise CommandError(f"the answer broke off: {printable(str(failure))}")
+            for piece in filter(None, pieces):
+                turn.last_token = time.perf_counter()
+                turn.first_token = turn.first_token or turn.last_token
+                turn.pieces.append(piece)
+                yield piece
     raise CommandError("the answer broke off before its end")
 
 

@@ -17,7 +17,16 @@ import typer
 
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
-from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, show_rows, shown_time
+from gateway.cli.operator_call import (
+    AsJson,
+    Key,
+    Url,
+    answered,
+    ask,
+    show_rows,
+    shown_time,
+    understood,
+)
 from gateway.cli.server_call import DEFAULT_URL, printable
 from gateway.cli.settings_given import Settings, given_settings
 from gateway.settings_tenants import TENANT_ID, TENANT_ID_RULE
@@ -96,22 +105,23 @@ def list_command(
         typer.echo(response.text)
         return
     columns = ("key id", "tenant", "name", "from", "state", "made", "expires", "replaced by")
-    show_rows(
-        columns,
-        (
+    with understood(response):
+        show_rows(
+            columns,
             (
-                each["id"],
-                each["tenant"],
-                each["name"],
-                each["source"],
-                each["problem"] or each["state"],
-                shown_time(each["created_at"]),
-                shown_time(each["expires_at"]),
-                each["replaced_by"],
-            )
-            for each in answered(response, "keys")["keys"]
-        ),
-    )
+                (
+                    each["id"],
+                    each["tenant"],
+                    each["name"],
+                    each["source"],
+                    each["problem"] or each["state"],
+                    shown_time(each["created_at"]),
+                    shown_time(each["expires_at"]),
+                    each["replaced_by"],
+                )
+                for each in answered(response, "keys")["keys"]
+            ),
+        )
 
 
 @keys.command("rotate")
@@ -170,11 +180,12 @@ def _path(key_id: str) -> str:
 
 def _show_new(response: httpx.Response, *, as_json: bool) -> None:
     made = answered(response, "key")
-    if not as_json:
-        typer.echo(f"key:     {printable(made['key'])}")
-    _show(response, as_json=as_json)
     if as_json:
+        _show(response, as_json=True)
         return
+    with understood(response):
+        typer.echo(f"key:     {printable(made['key'])}")
+    _show(response, as_json=False)
     if "replaces" in made:
         typer.echo(f"instead of {printable(made['replaces'])}, which ends after its grace period")
     typer.echo("The key is not shown again.")
@@ -185,9 +196,10 @@ def _show(response: httpx.Response, *, as_json: bool) -> None:
     if as_json:
         typer.echo(response.text)
         return
-    typer.echo(printable(f"id:      {shown['id']}"))
-    typer.echo(printable(f"tenant:  {shown['tenant']}"))
-    if shown["name"]:
-        typer.echo(printable(f"name:    {shown['name']}"))
-    typer.echo(printable(f"state:   {shown['state']}"))
-    typer.echo(f"expires: {shown_time(shown['expires_at']) or 'never'}")
+    with understood(response):
+        typer.echo(printable(f"id:      {shown['id']}"))
+        typer.echo(printable(f"tenant:  {shown['tenant']}"))
+        if shown["name"]:
+            typer.echo(printable(f"name:    {shown['name']}"))
+        typer.echo(printable(f"state:   {shown['state']}"))
+        typer.echo(f"expires: {shown_time(shown['expires_at']) or 'never'}")

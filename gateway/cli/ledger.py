@@ -64,20 +64,33 @@ def export(
 @contextmanager
 def _written_whole(path: Path | None) -> Iterator[BinaryIO]:
     """The file, which comes to be under its name at the end of a scope that did not fail; standard
-    output for None."""
+    output for None. What is there and is no file, such as a pipe, is written to as it is."""
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    if path.exists() and not path.is_file():
+        try:
+            with path.open("wb") as there:
+                yield there
+        except OSError as error:
+            raise _unwritable(path, error) from None
+        return
+    path = path.resolve()  # a link stays one
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("xb") as file:
             yield file
         draft.replace(path)
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        raise CommandError(f"{path}: cannot be written ({error.strerror})") from None
+        raise _unwritable(path, error) from None
     finally:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: OSError) -> Exception:
+    """What to raise: who has left a pipe wants to hear nothing of it."""
+    if isinstance(error, BrokenPipeError):
+        return error
+    return CommandError(f"{path}: cannot be written ({error.strerror})")

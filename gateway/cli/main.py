@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gateway.announcing import give_up_output
 from gateway.cli import exit_codes
 from gateway.cli.audit import audit
 from gateway.cli.cache import cache
@@ -45,6 +47,8 @@ app.add_typer(tenants, name="tenants")
 app.add_typer(ledger, name="ledger")
 app.command("usage")(usage)
 
+_DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
 _MOUNTED = "forebay.commands"
 """The entry points by which others add commands of their own: each names a typer app."""
 
@@ -67,6 +71,9 @@ def root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with one of `exit_codes`."""
+    # whoever started us may have closed them: what is written there goes nowhere then
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     code = run(arguments)
     # On its way out the interpreter would walk every module and vocabulary for garbage, a second of
     # a core, and all of it goes with the process anyway.
@@ -90,9 +97,17 @@ def run(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. Keep the interpreter's own flush from failing too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # whoever read our output has gone
+        give_up_output()
         return exit_codes.FAILURE
+    except UnicodeEncodeError as error:
+        message = f"a character here cannot be sent or written as {error.encoding}"
+        return _complain(exit_codes.USAGE, message)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        give_up_output()
+        return _complain(exit_codes.FAILURE, f"the output cannot be written ({error.strerror})")
     except _ClickException as error:
         message = error.format_message()  # type: ignore[attr-defined] # see _ClickException
         # of a choice it says what kind of Python's errors it is

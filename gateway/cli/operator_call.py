@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -76,6 +77,21 @@ def answered(response: httpx.Response, member: str) -> Any:
     if not isinstance(answer, dict) or member not in answer:
         raise CommandError(f"what answers at {response.url.copy_with(query=None)} is not forebay")
     return answer
+
+
+@contextmanager
+def understood(response: httpx.Response) -> Iterator[None]:
+    """A scope that shows an answer. Where that is not made as ours are, such as that of another
+    server or of another version, the scope ends with a CommandError that says so."""
+    try:
+        yield
+    except UnicodeError:  # of what is written
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        raise CommandError(
+            f"what answers at {response.url.copy_with(query=None)} is not forebay, or not of this "
+            "version; --json shows its answer"
+        ) from None
 
 
 def console() -> Console:

@@ -14,6 +14,7 @@ import typer
 from gateway.cli import exit_codes
 from gateway.cli.errors import CommandError
 from gateway.listening import HANDED_OVER
+from gateway.signals import hangups_ignored
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -58,9 +59,6 @@ def serve_command(
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
 ) -> int:
     """Load the models and answer requests until told to stop."""
-    # It takes longer to import than most commands run, so not when another one is asked for.
-    from gateway.reload import ConfigSource
-
     given = {
         "--host": host,
         "--port": port,
@@ -69,17 +67,21 @@ def serve_command(
         "--log-level": log_level,
     }
     flags = {flag: value for flag, value in given.items() if value is not None}
-    source = ConfigSource(config, os.environ, flags)
-    if workers > 1:
-        return _serve_with_workers(source, workers, worker_ports)
-    if worker_ports is not None:
+    if worker_ports is not None and workers == 1:
         raise CommandError("--worker-ports: needs --workers", exit_code=exit_codes.USAGE)
-    from gateway.server import serve
+    with hangups_ignored():  # one that came before the server heeds it would end it
+        # It takes longer to import than most commands run, so not when another one is asked for.
+        from gateway.reload import ConfigSource
 
-    if HANDED_OVER in os.environ:
-        # Others listen on the port as well, and a request of theirs is not to wait for this.
-        _import_fleet()
-    return serve(source, open_fleet=_open_fleet, make_app=_make_app)
+        source = ConfigSource(config, os.environ, flags)
+        if workers > 1:
+            return _serve_with_workers(source, workers, worker_ports)
+        from gateway.server import serve
+
+        if HANDED_OVER in os.environ:
+            # Others listen on the port as well, and a request of theirs is not to wait for this.
+            _import_fleet()
+        return serve(source, open_fleet=_open_fleet, make_app=_make_app)
 
 
 def _serve_with_workers(source: ConfigSource, count: int, first_port: int | None) -> int:

@@ -47,7 +47,7 @@ def serve_with_workers(
     _refuse_what_cannot_be_shared(settings)
     server, environ = settings.server, source.environ
     check_tls(server.tls)
-    server_secret(settings, environ)  # made here, if it must be, for all of them
+    secret = server_secret(settings, environ)  # made here, if it must be, for all of them
     configure_logging(server.log_format, server.log_level, secrets=known_secrets(settings, environ))
     with ExitStack() as held:
         port = held.enter_context(SharedPort.reserved(server.host, server.port))
@@ -57,8 +57,9 @@ def serve_with_workers(
         ]
         if settings.redis.embedded:
             # The workers find it running and use it: it outlives each of them.
+            memory = settings.redis.memory
             held.enter_context(
-                embedded_redis(StateDir.open(environ), settings.redis.memory, environ)
+                embedded_redis(StateDir.open(environ), memory, environ, secret=secret)
             )
 
         if own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,15 +22,15 @@ _NEXT_STEPS = {
 
 @contextmanager
 def connected(url: str, key: str, *, read_timeout_s: float) -> Iterator[httpx.Client]:
-    """A client for the server at `url` (with or without "/v1"), which sends `key`.
+    """A client for the server at `url` (with or without "/v1"), which sends `key`, without the
+    white space around it that a file's last line brings along.
 
     What goes wrong with the connection inside becomes a CommandError that names the next step.
     """
     base = url.rstrip("/").removesuffix("/v1")
     timeout = httpx.Timeout(10.0, read=read_timeout_s)
     try:
-        headers = {b"authorization": f"Bearer {key}".encode()}
-        with httpx.Client(base_url=base, headers=headers, timeout=timeout) as client:
+        with _client(base, _bearer(key), timeout) as client:
             yield client
     except httpx.InvalidURL:
         raise CommandError("--url: is not a URL", exit_code=exit_codes.USAGE) from None
@@ -48,6 +49,41 @@ def connected(url: str, key: str, *, read_timeout_s: float) -> Iterator[httpx.Cl
         raise CommandError(f"the server at {base} takes too long to answer") from None
     except httpx.TransportError as error:
         raise CommandError(f"the connection to {base} broke ({type(error).__name__})") from None
+    except httpx.DecodingError:
+        raise CommandError(f"what answers at {base} is not forebay") from None
+
+
+def _bearer(key: str) -> bytes:
+    """The header's value. A key of the environment goes out with the bytes that it has there."""
+    value = key.strip().encode("utf-8", "surrogateescape")
+    if any(byte < 0x20 or byte == 0x7F for byte in value):
+        raise CommandError(
+            "the key has a line break or another control character in it: is it one key alone?",
+            exit_code=exit_codes.USAGE,
+        )
+    return b"Bearer " + value
+
+
+def _client(base: str, authorization: bytes, timeout: httpx.Timeout) -> httpx.Client:
+    """Raises CommandError where the environment says what cannot be used: httpx reads certificates
+    and looks for proxies at once."""
+    try:
+        return httpx.Client(
+            base_url=base, headers={b"authorization": authorization}, timeout=timeout
+        )
+    except OSError as error:  # ssl.SSLError too
+        variables = [name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
+        where = " or ".join(variables) or "this machine's certificates"
+        raise CommandError(
+            f"{where}: cannot be read as certificates ({error.strerror or type(error).__name__})",
+            exit_code=exit_codes.USAGE,
+        ) from None
+    except (ImportError, ValueError):
+        raise CommandError(
+            "the proxy that HTTP_PROXY, HTTPS_PROXY or ALL_PROXY names is of no kind that can be "
+            "used: it must begin with http://; NO_PROXY names hosts that need none",
+            exit_code=exit_codes.USAGE,
+        ) from None
 
 
 def refusal(response: httpx.Response, *, key_hint: str) -> str:

@@ -47,9 +47,9 @@ def given_settings(file: Path | None, settings: Sequence[str] | None) -> dict[st
             node = inner
         node[keys[-1]] = value
     try:
-        json.dumps(tree)
+        json.dumps(tree, allow_nan=False)
     except (TypeError, ValueError):
-        raise _wrong("a value is neither text nor number, such as a date") from None
+        raise _wrong("a value is neither text nor a finite number: a date, say, or .nan") from None
     return tree
 
 

@@ -22,6 +22,7 @@ from gateway.cli.operator_call import (
     raw,
     show_rows,
     shown_time,
+    understood,
 )
 from gateway.cli.server_call import DEFAULT_URL, printable, refusal
 from gateway.cli.settings_given import File, Settings, given_settings
@@ -42,22 +43,23 @@ def list_command(url: Url = DEFAULT_URL, key: Key = None, as_json: AsJson = Fals
         typer.echo(response.text)
         return
     columns = ("tenant", "from", "keys", "class", "weight", "limits", "models", "problem")
-    show_rows(
-        columns,
-        (
+    with understood(response):
+        show_rows(
+            columns,
             (
-                tenant["id"],
-                tenant["source"],
-                tenant["keys"],
-                tenant["class"],
-                _written(tenant["weight"]),
-                ", ".join(_limits(tenant["limits"])),
-                ", ".join(tenant["models"]),
-                tenant["problem"],
-            )
-            for tenant in answered(response, "tenants")["tenants"]
-        ),
-    )
+                (
+                    tenant["id"],
+                    tenant["source"],
+                    tenant["keys"],
+                    tenant["class"],
+                    _written(tenant["weight"]),
+                    ", ".join(_limits(tenant["limits"])),
+                    ", ".join(tenant["models"]),
+                    tenant["problem"],
+                )
+                for tenant in answered(response, "tenants")["tenants"]
+            ),
+        )
 
 
 @tenants.command("show")
@@ -120,15 +122,20 @@ def delete(
     if as_json:
         typer.echo(response.text)
     else:
-        for what in ("keys_revoked", "files", "batches", "named_prefixes"):
-            typer.echo(f"{what.replace('_', ' ')}: {answer[what]}")
-        for name, tiers in answer["models"].items():
-            counts = ", ".join(f"{tier} {blocks}" for tier, blocks in tiers.items())
-            typer.echo(printable(f"{name}: blocks removed: {counts}"))
-        for name in answer["not_covered"]:
-            typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
+        with understood(response):
+            _show_removal(answer)
     if partly_done:
         raise CommandError(refusal(response, key_hint=KEY_HINT))
+
+
+def _show_removal(answer: dict[str, Any]) -> None:
+    for what in ("keys_revoked", "files", "batches", "named_prefixes"):
+        typer.echo(f"{what.replace('_', ' ')}: {answer[what]}")
+    for name, tiers in answer["models"].items():
+        counts = ", ".join(f"{tier} {blocks}" for tier, blocks in tiers.items())
+        typer.echo(printable(f"{name}: blocks removed: {counts}"))
+    for name in answer["not_covered"]:
+        typer.echo(printable(f"{name}: not covered: it runs on servers that were not asked"))
 
 
 def _agreed(question: str) -> bool:
@@ -153,10 +160,11 @@ def _show(response: httpx.Response, *, as_json: bool) -> None:
     if as_json:
         typer.echo(response.text)
         return
-    for name in ("created_at", "updated_at"):
-        tenant[name] = shown_time(tenant[name]) or None
-    for name, value in _flat(tenant):
-        typer.echo(printable(f"{name}: {value}"))
+    with understood(response):
+        for name in ("created_at", "updated_at"):
+            tenant[name] = shown_time(tenant[name]) or None
+        for name, value in _flat(tenant):
+            typer.echo(printable(f"{name}: {value}"))
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, show_rows
+from gateway.cli.operator_call import AsJson, Key, Url, answered, ask, show_rows, understood
 from gateway.cli.server_call import DEFAULT_URL
 from gateway.ledger.group_by import GroupBy
 
@@ -52,12 +52,13 @@ def usage(
     if as_json:
         typer.echo(response.text)
         return
-    groups = answer["data"]
-    names = [name for name in _NAMES if any(name in group for group in groups)]
-    rows = [[*(_name(group, name) for name in names), *_figures(group)] for group in groups]
-    if answer["total"] is not None and len(groups) > 1:
-        rows.append(["all", *("" for _ in names[1:]), *_figures(answer["total"])])
-    show_rows((*names, *_COLUMNS), rows, figures=len(_COLUMNS))
+    with understood(response):
+        groups = answer["data"]
+        names = [name for name in _NAMES if any(name in group for group in groups)]
+        rows = [[*(_name(group, name) for name in names), *_figures(group)] for group in groups]
+        if answer["total"] is not None and len(groups) > 1:
+            rows.append(["all", *("" for _ in names[1:]), *_figures(answer["total"])])
+        show_rows((*names, *_COLUMNS), rows, figures=len(_COLUMNS))
 
 
 def asked_for(**params: str | None) -> dict[str, str]:

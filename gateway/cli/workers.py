@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from gateway.announcing import announce
 from gateway.cli import exit_codes
 from gateway.signals import on_signals
 
@@ -151,8 +151,7 @@ class Workers:
 
     def _announce(self) -> None:
         if self._announcement:
-            sys.stdout.write("".join(self._announcement))
-            sys.stdout.flush()
+            announce("".join(self._announcement))
             self._announcement.clear()
 
     def _on_stop(self, number: signal.Signals) -> None:

@@ -48,6 +48,10 @@ class LaterSchemaError(Exception):
         self.found = found
 
 
+class UnknownSchemaError(Exception):
+    """The tables are those of no version that there was. The message is half a sentence."""
+
+
 def bring_up_to_date(
     connection: Connection,
     *,
@@ -57,7 +61,7 @@ def bring_up_to_date(
     """Have the tables be those of `version`, within the transaction of the connection, which on
     SQLite must be a writing one: whoever else starts waits for its end.
 
-    Raises LaterSchemaError with nothing changed.
+    Raises LaterSchemaError and UnknownSchemaError with nothing changed.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
@@ -67,12 +71,20 @@ def bring_up_to_date(
         return
     if found > version:
         raise LaterSchemaError(found)
-    for step in range(found, version):
+    steps = range(found, version)
+    if not all(step in migrations for step in steps):
+        raise UnknownSchemaError(f"its schema is of version {found}, which is not known")
+    for step in steps:
         migrations[step](connection)
     if found < version:
         connection.execute(
             update(meta).where(meta.c.key == _SCHEMA_VERSION).values(value=str(version))
         )
+    # a copy that was put back in part would take rows from nobody, and say so in the log alone
+    inspector = inspect(connection)
+    lacking = [name for name in sorted(metadata.tables) if not inspector.has_table(name)]
+    if lacking:
+        raise UnknownSchemaError(f"it lacks the table {lacking[0]}")
 
 
 def _version(connection: Connection) -> int | None:
@@ -80,7 +92,12 @@ def _version(connection: Connection) -> int | None:
     if not inspect(connection).has_table(meta.name):
         return None
     found = connection.scalar(select(meta.c.value).where(meta.c.key == _SCHEMA_VERSION))
-    return None if found is None else int(found)
+    if found is None:
+        raise UnknownSchemaError("its schema's version is missing")
+    try:
+        return int(found)
+    except ValueError:
+        raise UnknownSchemaError("its schema's version is no number") from None
 
 
 def _make(connection: Connection, version: int) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from gateway.database.address import EMBEDDED, database_secrets, shown_database
-from gateway.database.migrations import LaterSchemaError, bring_up_to_date
+from gateway.database.migrations import LaterSchemaError, UnknownSchemaError, bring_up_to_date
 from gateway.database.schema import VERSION
 from gateway.settings_errors import ConfigError
 from gateway.settings_tenants import DatabaseSettings
@@ -156,14 +156,16 @@ async def _prepare(engine: AsyncEngine, url: str) -> None:
                 "database"
             ]
         ) from None
+    except UnknownSchemaError as error:
+        raise ConfigError(
+            [f"database.url: {shown} cannot be used ({error}): put a backup in its place"]
+        ) from None
     except SQLAlchemyError as error:
         reason = _without_secrets(_reason(error), url)
-        raise ConfigError(
-            [
-                f"database.url: {shown} cannot be used ({reason}): make it reachable for this "
-                "user, or name another"
-            ]
-        ) from None
+        advice = "make it reachable for this user, or name another"
+        if engine.dialect.name == "sqlite":
+            advice = _file_advice(getattr(error, "orig", None))
+        raise ConfigError([f"database.url: {shown} cannot be used ({reason}): {advice}"]) from None
     finally:
         await engine.dispose()
 
@@ -252,9 +254,22 @@ def _prepare_file(path: Path) -> None:
     except OSError as error:
         raise ConfigError([f"{path}: cannot be made or used ({error.strerror})"]) from None
     except sqlite3.Error as error:
-        raise ConfigError(
-            [f"{path}: cannot be used ({error}): move it away to begin with a new one"]
-        ) from None
+        raise ConfigError([f"{path}: cannot be used ({error}): {_file_advice(error)}"]) from None
+
+
+def _file_advice(error: BaseException | None) -> str:
+    """What to do about a file that SQLite cannot use. Only one that is damaged is to be given up:
+    who moves away a whole one, as the disk is full, loses every tenant and key."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest says more of the same
+    match code:
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+            return "put a backup in its place, or move it away to begin with a new one"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return "another process holds it; end that"
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return "look whether its disk is full or broken"
+        case _:
+            return "see that it is a file which this user may write, in such a directory"
 
 
 def _use_log(connection: sqlite3.Connection) -> None:
@@ -269,6 +284,17 @@ def _use_log(connection: sqlite3.Connection) -> None:
             time.sleep(0.02)
         else:
             return
+
+
+def kind_of(error: Exception) -> str:
+    """What kind of error it is, for a log, without its text, which holds statements and values:
+    the database's own word for it where there is one, such as SQLITE_FULL or SQLSTATE 53100."""
+    cause = getattr(error, "orig", None)
+    if name := getattr(cause, "sqlite_errorname", None):
+        return str(name)
+    if state := getattr(cause, "sqlstate", None):
+        return f"SQLSTATE {state}"
+    return type(error).__name__
 
 
 def _reason(error: Exception) -> str:

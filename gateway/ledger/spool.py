@@ -130,6 +130,11 @@ class SpoolRoom:
         """`most_bytes` bounds each file. The directory must exist and be ours alone."""
         self._directory = directory
         self._most_bytes = most_bytes
+        self._passed_by: set[Path] = set()
+
+    def pass_by(self, spool: Spool) -> None:
+        """It cannot be read: all others that were left behind are adopted before it."""
+        self._passed_by.add(spool.path)
 
     def make(self) -> Spool:
         """A new spool, ours until it is closed."""
@@ -147,8 +152,11 @@ class SpoolRoom:
         return Spool(path, descriptor, self._most_bytes)
 
     def adopt(self) -> Spool | None:
-        """A spool that was left behind, ours from now on; None if there is none."""
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}"), key=_changed_s):
+        """A spool that was left behind, ours from now on, the oldest first; None if there is
+        none."""
+        found = set(self._directory.glob(f"*{_SUFFIX}"))
+        self._passed_by &= found
+        for path in sorted(found, key=lambda each: (each in self._passed_by, _changed_s(each))):
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.database.opening import Database
+from gateway.database.opening import Database, kind_of
 from gateway.database.schema import requests
 from gateway.ledger.row import LedgerRow
 from gateway.ledger.row_text import storable
@@ -46,7 +46,7 @@ async def asked(
         # their texts hold statements and addresses, so that the kind has to do
         if isinstance(error, DBAPIError) and _is_refusal(error):
             raise RowRefused(type(error).__name__) from error
-        raise LedgerUnavailable(type(error).__name__) from error
+        raise LedgerUnavailable(kind_of(error)) from error
 
 
 class LedgerTable:

@@ -250,6 +250,7 @@ class LedgerWriter:
         except OSError as error:
             _log.error("a file of the ledger cannot be read", error=error.strerror)
             self._adopt_at_s = monotonic() + _BROKEN_FILE_S
+            self._spools.pass_by(spool)
         self._adopted = None
         await self._let_go(spool)
 

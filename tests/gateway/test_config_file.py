@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import read_yaml
+from gateway.config_file import load_settings, read_yaml
 from gateway.settings_errors import ConfigError
 
 
@@ -78,3 +78,11 @@ def test_relative_paths_are_the_files_own(tmp_path: Path) -> None:
     assert tree["server"]["tls"] == {"cert": f"{base}/c.pem", "key": "/k.pem"}
     assert tree["redis"]["tls_ca"] == f"{base}/ca.pem"
     assert tree["shared_prefixes"] == [{"file": f"{base}/p.txt"}, {"text": "p.txt"}, "x"]
+
+
+def test_a_home_directory_that_is_not_known_is_a_file_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text("models: [{name: m, path: ~nobody-of-this-name/m}]\ntenants: [{id: t}]\n")
+    for flags in ({}, {"--model": "~nobody-of-this-name/m"}):
+        with pytest.raises(ConfigError, match=r"no such file or directory: .*~nobody-of-this"):
+            load_settings(path, {}, flags)

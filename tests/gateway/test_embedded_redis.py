@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -126,6 +127,31 @@ def test_what_was_saved_under_another_secret_is_of_no_use(state: StateDir) -> No
     owner = state.path / "redis" / "owner"
     assert b"second" not in owner.read_bytes()
     assert stat.S_IMODE(owner.stat().st_mode) & 0o077 == 0
+
+
+def test_a_secret_that_was_written_in_part_is_not_another_one(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(state) as url, client(url) as connection:
+        connection.set("kv", "v")
+    owner = state.path / "redis" / "owner"
+    owner.write_bytes(owner.read_bytes()[:7])
+    with capture_logs() as logged, running(state) as url, client(url) as connection:
+        assert connection.get("kv") == b"v"
+    assert [each for each in logged if each["log_level"] == "warning"] == []
+    # what is known needs no room, on a disk that is full; what is new does
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with running(state) as url, client(url) as connection:
+        assert connection.get("kv") == b"v"
+    with (
+        pytest.raises(ConfigError, match=r"redis: cannot be used \(No space left on device\)"),
+        embedded_redis(state, MEMORY, {}, secret=b"another"),
+    ):
+        pass
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_it_is_private_bounded_and_alone(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,6 +140,44 @@ async def test_a_file_that_is_gone_changes_nothing(running: Running) -> None:
     running.path.unlink()
     assert not await running.reloader.reload()
     assert running.knows("key-1")
+
+
+async def test_a_file_that_could_not_be_read_is_read_once_it_can_be(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = Path.open, [True]
+
+    def open_file(path: Path, *arguments: Any, **options: Any) -> Any:
+        if broken and path == running.path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, *arguments, **options)
+
+    running.path.write_text(text(key="key-two"))
+    monkeypatch.setattr(Path, "open", open_file)
+    watching = asyncio.create_task(running.reloader.watch(interval_s=0.01))
+    try:
+        await until(lambda: running.reloads("failure") == 1)
+        await asyncio.sleep(0.05)
+        assert running.reloads("failure") == 1  # said once, not at every look
+        broken.clear()  # which changes nothing of the file
+        await until(lambda: running.knows("key-two"))
+    finally:
+        watching.cancel()
+
+
+async def test_at_the_end_nothing_is_begun(running: Running) -> None:
+    applied: list[object] = []
+
+    async def apply(settings: object) -> None:
+        applied.append(settings)
+
+    running.reloader.on_change(apply)
+    running.path.write_text(text(key="key-two"))
+    running.reloader.end()
+    assert not await running.reloader.reload()
+    await running.reloader.catch_up()
+    assert (applied, running.knows("key-1")) == ([], True)
+    assert (running.reloads("success"), running.reloads("failure")) == (0, 0)
 
 
 def test_what_needs_a_restart_is_named(running: Running, tmp_path: Path) -> None:

@@ -90,3 +90,18 @@ def test_somebody_elses_directory_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: other)
     with pytest.raises(ConfigError, match=rf"{tmp_path} belongs to user {other - 1}, .* {other},"):
         StateDir.open({"FOREBAY_STATE_DIR": str(tmp_path)})
+
+
+def test_a_damaged_secret_file_is_refused_and_a_damaged_key_is_none(tmp_path: Path) -> None:
+    for name in ("server-secret", "admin-key", "demo-key"):
+        (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+    state = StateDir(tmp_path)
+    with pytest.raises(ConfigError, match="server-secret: is damaged"):
+        state.server_secret()
+    assert state.existing_admin_key() is None
+    assert state.existing_demo_key() is None
+
+
+def test_a_home_directory_that_is_not_known() -> None:
+    with pytest.raises(ConfigError, match="FOREBAY_STATE_DIR: is in a home directory"):
+        StateDir.locate({"FOREBAY_STATE_DIR": "~nobody-of-this-name/state"})

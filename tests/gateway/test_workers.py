@@ -279,3 +279,29 @@ def test_what_workers_cannot_do_is_refused_before_anything_starts(
     assert written.out == ""
     assert written.err.startswith(f"forebay: {message}")
     assert written.err.count("\n") == 1
+
+
+def test_the_embedded_redis_of_workers_goes_by_the_server_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def begin(*_: object, secret: bytes) -> None:
+        raise Begun(secret)
+
+    monkeypatch.setenv("FOREBAY_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("FOREBAY_SECRET", "a secret that is long enough")
+    monkeypatch.setattr("gateway.cli.serve_workers.embedded_redis", begin)
+    monkeypatch.setattr("gateway.cli.serve_workers.configure_logging", lambda *_, **__: None)
+    remote = "{url: 'http://127.0.0.1:1/v1', engine: openai, shared_cache: accept}"
+    config = tmp_path / "forebay.yaml"
+    config.write_text(
+        f"server: {{port: 0}}\nredis: {{url: embedded}}\n"
+        f"models: [{{name: m, remote: [{remote}]}}]\n"
+        f'tenants: [{{id: acme, keys: [{{hash: "{hash_key("key")}"}}]}}]\n'
+    )
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(Begun, match="a secret that is long enough"):
+        run(["serve", "--config", str(config), "--workers", "2"])
+    assert signal.getsignal(signal.SIGHUP) is before

@@ -159,6 +159,8 @@ def test_the_trail(forebay: Run) -> None:
     [hint] = [line for line in page.splitlines() if "there are earlier ones" in line]
     assert f"--before {rows[0]['id']}" in hint
     assert "400: since must be Unix seconds" in forebay("audit", "--since", "then", fails=1)
+    assert "traced" in forebay("audit", "--since", "2020-01-01", "--target", "traced")
+    assert forebay("audit", "--until", "2020-01-01") == "none\n"
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,25 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import insert, select, text, update
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from gateway.database.address import database_secrets, shown_database
 from gateway.database.opening import (
     Database,
     DatabaseUnavailable,
     LateDatabase,
+    kind_of,
     open_database,
 )
 from gateway.database.schema import VERSION, meta, tenants
+from gateway.ledger.table import LedgerUnavailable, asked
 from gateway.settings_errors import ConfigError
 from gateway.settings_tenants import DatabaseSettings
 from tests.gateway.database.both import KINDS, Place, place
@@ -178,6 +182,54 @@ async def test_a_file_that_is_none_of_ours(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="file is not a database"):
         async with Place("sqlite", {"FOREBAY_STATE_DIR": str(state)}).open():
             pass
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (sqlite3.SQLITE_NOTADB, "put a backup in its place, or move it away"),
+        (sqlite3.SQLITE_FULL, "look whether its disk is full"),
+        (sqlite3.SQLITE_IOERR_WRITE, "look whether its disk is full"),
+        (sqlite3.SQLITE_BUSY, "another process holds it"),
+        (sqlite3.SQLITE_CANTOPEN, "see that it is a file which this user may write"),
+    ],
+)
+async def test_only_a_damaged_file_is_to_be_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str
+) -> None:
+    error = sqlite3.OperationalError("for a reason")
+    error.sqlite_errorcode = code
+    stages = {"_use_log": error, "bring_up_to_date": OperationalError("SELECT 1", {}, error)}
+    somewhere = Place("sqlite", {"FOREBAY_STATE_DIR": str(tmp_path / "state")})
+    for stage, failure in stages.items():
+        with monkeypatch.context() as patched:
+            failing = Mock(side_effect=failure)
+            patched.setattr(f"gateway.database.opening.{stage}", failing)
+            with pytest.raises(ConfigError) as caught:
+                async with somewhere.open():
+                    pass
+        [line] = caught.value.messages
+        assert f"(for a reason): {advice}" in line
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("UPDATE meta SET value = 'x' WHERE key = 'schema_version'", "version is no number"),
+        ("UPDATE meta SET value = '0' WHERE key = 'schema_version'", "version 0, which is not"),
+        ("DELETE FROM meta", "schema's version is missing"),
+        ("DROP TABLE requests", "it lacks the table requests"),
+    ],
+)
+async def test_tables_that_are_none_of_ours(somewhere: Place, damage: str, reason: str) -> None:
+    async with somewhere.open() as database, database.begin() as connection:
+        await connection.execute(text(damage))
+    with pytest.raises(ConfigError) as caught:
+        async with somewhere.open():
+            pass
+    [line] = caught.value.messages
+    assert reason in line
+    assert line.endswith("put a backup in its place")
 
 
 async def test_opened_by_many_at_once(somewhere: Place) -> None:
@@ -338,3 +390,28 @@ async def test_an_aborted_process_leaves_a_usable_file(tmp_path: Path) -> None:
 def test_what_of_an_address_is_secret(url: str, shown: str, secrets: set[str]) -> None:
     assert shown_database(url) == shown
     assert database_secrets(url) == secrets
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        ({"sqlite_errorname": "SQLITE_FULL"}, "SQLITE_FULL"),
+        ({"sqlstate": "53100"}, "SQLSTATE 53100"),
+        ({}, "OperationalError"),
+    ],
+)
+async def test_what_is_logged_of_an_error_is_the_databases_own_name_for_it(
+    names: dict[str, str], kind: str
+) -> None:
+    cause = type("Cause", (Exception,), names)("with what was sent")
+
+    @asynccontextmanager
+    async def failing() -> AsyncIterator[None]:
+        raise OperationalError("INSERT a secret", {}, cause)
+        yield
+
+    with pytest.raises(LedgerUnavailable) as caught:
+        async with asked(failing(), within_s=1.0):
+            pass
+    assert str(caught.value) == kind
+    assert kind_of(DatabaseUnavailable("elsewhere")) == "DatabaseUnavailable"

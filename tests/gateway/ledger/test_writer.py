@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 
 from gateway.ended_tasks import end_task
 from gateway.ledger.row import LedgerRow
-from gateway.ledger.spool import SpoolRoom
+from gateway.ledger.row_text import to_lines
+from gateway.ledger.spool import Portion, Spool, SpoolRoom
 from gateway.ledger.table import LedgerUnavailable
 from gateway.ledger.writer import LedgerWriter, WriterTerms
 from tests.gateway.ledger.rows import QUICK, row
@@ -160,6 +163,28 @@ async def test_what_a_dead_process_left_is_taken_over_by_one_that_runs(tmp_path:
         assert await two.caught_up(1.0)
     assert {*table.ids, *other.ids} == {*left, *more}
     assert set(table.ids) in ({*left, *more}, set(more)), "one of them replays all of it"
+
+
+async def test_a_file_that_cannot_be_read_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, broken = Spool.read, tmp_path / "broken.jsonl"
+
+    def read(spool: Spool, most_rows: int) -> Portion:
+        if spool.path == broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(spool, most_rows)
+
+    monkeypatch.setattr(Spool, "read", read)
+    monkeypatch.setattr("gateway.ledger.writer._BROKEN_FILE_S", 0.01)
+    for path, age in ((broken, 10), (tmp_path / "whole.jsonl", 5)):
+        path.write_bytes(to_lines([row(id=path.stem)]))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    table = FakeTable()
+    async with running(table, tmp_path):
+        await eventually(lambda: files_in(tmp_path) == [broken])
+    assert list(table.ids) == ["whole"]
+    assert files_in(tmp_path) == [broken]
 
 
 async def test_a_process_that_lives_keeps_its_file(tmp_path: Path) -> None:
