@@ -68,7 +68,7 @@ class DispatchMetrics:
         )
         self._decisions_of: dict[tuple[str, str, str], Counter] = {}
         self._series_of: dict[str, _ModelSeries] = {}
-        self._members = _MembersCollector()
+        self._members = _MembersCollector(self._forget_others)
         registry.register(self._members)
 
     def watch(self, model: str, members: Members) -> None:
@@ -101,6 +101,14 @@ class DispatchMetrics:
         """A warm-up is over."""
         self._warm_ups.labels(model, outcome).inc()
 
+    def _forget_others(self, model: str, replicas: set[str]) -> None:
+        """Drop the series of what is no replica of the model any more: servers elsewhere may come
+        and go for ever, each by a name of its own."""
+        for key in list(self._decisions_of):
+            if key[0] == model and key[1] not in replicas:
+                self._decisions_of.pop(key, None)
+                self._decisions.remove(*key)
+
     def _of(self, model: str) -> _ModelSeries:
         series = self._series_of.get(model)
         if series is None:
@@ -121,8 +129,10 @@ class _ModelSeries:
 
 
 class _MembersCollector(Collector):
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[str, set[str]], None]) -> None:
+        """`seen` is told the names of each model's replicas at every scrape."""
         self.models: dict[str, Members] = {}
+        self._seen = seen
 
     def collect(self) -> Iterator[Metric]:
         """One reading of every replica."""
@@ -149,7 +159,9 @@ class _MembersCollector(Collector):
             labels=labels,
         )
         for model, members in list(self.models.items()):
-            for member in members():
+            present = members()
+            self._seen(model, {member.name for member in present})
+            for member in present:
                 at = (model, member.name, member.kind)
                 condition = member.health().condition
                 up.add_metric(at, float(member.takes_requests()))

@@ -76,7 +76,7 @@ class Journey:
         self._tenancy = tenancy
         self._entrance = Entrance(tenancy)
         self._flows = Flows(secret)
-        self._places = ConcurrencyLimits()
+        self._places = ConcurrencyLimits(metrics.limits.note_no_place)
         self._shared_prefixes = SharedPrefixes(secret)
         self._unknown_fields = UnknownFields(metrics)
 

@@ -151,9 +151,6 @@ class Metrics:
         build.labels(__version__).set(1)
         for result in ("success", "failure"):
             self._counter_of_reloads.labels(result)  # a counter that exists can be alerted on
-        self.add_tenants(tenants)
-        for tenant in self._tenants:
-            self._in_flight_child(tenant)
         self.dispatch = DispatchMetrics(self._registry)
         self.fleet = FleetCollector()
         self.ledger = LedgerCollector()
@@ -174,13 +171,21 @@ class Metrics:
             registry=self._registry,
         )
         lag_max.set_function(self._lag_max.current)
+        self.add_tenants(tenants)
+        for tenant in self._tenants:
+            self._in_flight_child(tenant)
 
     def add_tenants(self, tenants: Iterable[str]) -> None:
-        """Names that a reload brought; earlier ones keep their series."""
-        added = frozenset(tenants) - self._tenants
-        self._tenants |= added
-        for tenant in added:
+        """All that there are now, old and new. Who is gone has no series any more, or they would
+        become ever more where tenants come and go; what still ends of theirs counts as "other"."""
+        before, self._tenants = self._tenants, frozenset(tenants)
+        gone = before - self._tenants
+        for tenant in self._tenants - before:
             self._tenant_of_tag[owner_tags(self._secret, tenant, None).tenant] = tenant
+        for tenant in gone:
+            self._tenant_of_tag.pop(owner_tags(self._secret, tenant, None).tenant, None)
+        self.slo.show(self._tenants)
+        self._forget_tenants(gone - {OTHER})  # under that name everybody else is counted as well
 
     def request_finished(
         self,
@@ -245,6 +250,9 @@ class Metrics:
         """It is there no longer."""
         self._replicas.forget(replica)
         self._caches.forget(replica)
+        if self._steps_of.pop(replica, None) is not None:
+            for metric in (self._step_seconds, self._step_tokens, self._step_sequences):
+                metric.remove(replica)
 
     def observe_step(self, replica: str, report: StepReport) -> None:
         """One engine step of a replica that the configuration names."""
@@ -278,6 +286,22 @@ class Metrics:
 
     def _known_model(self, model: str | None) -> str:
         return model if model in self._models else OTHER
+
+    def _forget_tenants(self, gone: frozenset[str]) -> None:
+        for key in [key for key in self._requests_of if key[0] in gone]:
+            del self._requests_of[key]
+            self._requests.remove(*key)
+        for both in [both for both in self._series_of if both[0] in gone]:
+            del self._series_of[both]
+            for metric in (self._ttft, self._tpot, self._e2e):
+                metric.remove(*both)
+            for counter in (self._prompt, self._cached, self._generated):
+                counter.remove(*both)
+            for tier in Tier:
+                self._cached_by_tier.remove(*both, tier)
+        for tenant in gone & self._in_flight_of.keys():
+            del self._in_flight_of[tenant]
+            self._in_flight.remove(tenant)
 
     def _in_flight_child(self, tenant: str) -> Gauge:
         gauge = self._in_flight_of.get(tenant)

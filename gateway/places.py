@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -30,7 +30,9 @@ class ConcurrencyLimits:
     a reload takes effect at the next request.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_refused: Callable[[], None]) -> None:
+        """`on_refused` is called for every request that gets no slot."""
+        self._on_refused = on_refused
         self._usage: dict[str, _Usage] = {}
 
     def in_flight(self, tenant: Tenant) -> int:
@@ -47,23 +49,25 @@ class ConcurrencyLimits:
         usage = self._usage.get(tenant.id)
         if usage is None:
             usage = self._usage[tenant.id] = _Usage()
-        return Slot(usage, tenant.limits.concurrency)
+        return Slot(usage, tenant.limits.concurrency, self._on_refused)
 
 
 class Slot:
     """A scope. A class, and no generator: every request enters one."""
 
-    __slots__ = ("_limit", "_started_s", "_usage")
+    __slots__ = ("_limit", "_on_refused", "_started_s", "_usage")
 
-    def __init__(self, usage: _Usage, limit: int | None) -> None:
+    def __init__(self, usage: _Usage, limit: int | None, on_refused: Callable[[], None]) -> None:
         self._usage = usage
         self._limit = limit
+        self._on_refused = on_refused
         self._started_s = 0.0
 
     def __enter__(self) -> None:
         usage, limit = self._usage, self._limit
         if limit is not None and usage.in_flight >= limit:
             wait_s = min(math.ceil(usage.mean_s / limit), _LONGEST_WAIT_S)
+            self._on_refused()
             raise limit_exceeded(
                 f"This key's tenant has its limit of {limit} requests in flight.",
                 code="concurrency_limit_exceeded",

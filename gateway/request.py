@@ -9,6 +9,7 @@ from time import monotonic
 from cache.block import Tier
 from cache.report import CacheUse
 from gateway.choice import Choice
+from gateway.choice_times import ChoiceTimes
 from gateway.dispatch.receipt import Receipt
 from gateway.endpoints import Task
 from gateway.http_call import Header, HttpCall
@@ -70,6 +71,7 @@ class Request:
     first_token_s: float | None = None
     first_text_s: float | None = None
     last_token_s: float | None = None
+    _choice_times: ChoiceTimes = field(default_factory=ChoiceTimes, init=False, repr=False)
 
     def authenticate(self) -> Tenant:
         """Whose key the call carries; raises a 401 ApiError. Who asks already is known where it
@@ -97,8 +99,9 @@ class Request:
     @property
     def promised(self) -> bool:
         """Whether what its tenant was promised is about this request: not where it runs in another
-        class, nor where a peer has let it in, who counts."""
-        if self.tenant is None or self.peer is not None:
+        class, nor where a peer has let it in, who counts, nor where it is a line of a batch, which
+        is let in whenever there is room."""
+        if self.tenant is None or self.peer is not None or self.batch:
             return False
         return self.terms.service_class is self.tenant.service_class
 
@@ -114,6 +117,8 @@ class Request:
             self.first_token_s = self.last_token_s = monotonic()
         else:
             self.last_token_s = max(self.first_token_s, made_s)
+        if len(self.choices) > 1:
+            self._choice_times.note(self.choices, made_s)
 
     def note_text(self) -> None:
         """Text has arrived that the client can show."""
@@ -216,14 +221,17 @@ class Request:
         return self.submitted_s - self.call.body_read_s
 
     def tpot_s(self) -> float | None:
-        """Between two tokens of one choice, on average; choices run side by side."""
+        """Between two tokens of one choice, on average. A remote server's choices are taken to be
+        equally long and to run side by side."""
         if self.first_token_s is None or self.last_token_s is None:
             return None
+        if len(self.choices) > 1:
+            return self._choice_times.tpot_s(self.choices)
         return self.tpot_of_s(self.last_token_s - self.first_token_s)
 
     def tpot_of_s(self, tokens_s: float) -> float | None:
-        """That, if its tokens took so long from the first to the last; None if there are no two of
-        one choice."""
+        """That of choices side by side, if their tokens took so long from the first to the last;
+        None if there are no two of one choice."""
         if self.relayed is not None:
             tokens, choices = self.relayed.completion_tokens, self.relayed.choices
         else:

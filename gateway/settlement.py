@@ -91,14 +91,15 @@ def _account(
     ttft_s, tpot_s, publish_s = request.ttft_s(), request.tpot_s(), request.publish_s()
     now_s, e2e_s = time.time(), monotonic() - request.call.started_s
     met = None
-    if outcome != "cancelled" and not _left_too_early(request, outcome):
+    if _tells_of_promises(request, outcome):
         met = tenancy.slo.note(
             tenant,
             model.name,
             promised=request.promised,
+            # what failed has kept no promise, and its times are none of an answer's
             ttft_s=ttft_s if charged else None,
-            tpot_s=tpot_s,
-            publish_s=publish_s,
+            tpot_s=tpot_s if charged else None,
+            publish_s=publish_s if charged else None,
             at_most=_latest_times(request, outcome, e2e_s),
         )
     tenancy.ledger.note(
@@ -142,12 +143,18 @@ def _latest_times(request: Request, outcome: str, e2e_s: float) -> LatestTimes |
     return LatestTimes(e2e_s, request.tpot_of_s(e2e_s))
 
 
-def _left_too_early(request: Request, outcome: str) -> bool:
-    """Whether its own deadline was over before its first token was due: nothing was broken then."""
-    if outcome != "expired" or request.tenant is None or request.first_token_s is not None:
+def _tells_of_promises(request: Request, outcome: str) -> bool:
+    """Whether its end says how promises are kept: not its client's leaving, nor a mistake of its
+    client's that a server elsewhere has found, nor its own deadline before its first token was due
+    or could be seen."""
+    if outcome != "expired":
+        return outcome not in ("cancelled", "refused")
+    if request.tenant is None or request.first_token_s is not None:
+        return True
+    if request.relayed is not None and not request.relayed.stream:
         return False
     ttft_s = request.tenant.slo.ttft_s
-    return ttft_s is None or monotonic() - request.call.started_s < ttft_s
+    return ttft_s is not None and monotonic() - request.call.started_s >= ttft_s
 
 
 def _limits_now(request: Request, tenancy: Tenancy) -> list[tuple[str, str]]:

@@ -15,23 +15,34 @@ _QUANTILES = ("0.5", "0.9", "0.95", "0.99")
 
 class SloCollector(Collector):
     """Has no samples until there is a book to read. Labels are tenants and models that have had
-    requests, of which the book keeps a bounded number."""
+    requests, of which the book keeps a bounded number; of tenants that are gone there is nothing to
+    be told, lest somebody be alarmed by promises to nobody."""
 
     def __init__(self) -> None:
         self._book: WindowedSloBook | None = None
         self._admission: Admission | None = None
+        self._shown: frozenset[str] | None = None
 
     def watch(self, book: WindowedSloBook, admission: Admission) -> None:
         """Read these at every scrape."""
         self._book, self._admission = book, admission
 
+    def show(self, tenants: frozenset[str]) -> None:
+        """Tell of these tenants alone; of all before it was said who there is."""
+        self._shown = tenants
+
     def collect(self) -> Iterator[Metric]:
         """One reading of each."""
         if self._book is not None:
-            yield from _promises(self._book.reports())
-            yield from _budgets(self._book.burns())
+            yield from _promises(
+                [each for each in self._book.reports() if self._shows(each.tenant)]
+            )
+            yield from _budgets([each for each in self._book.burns() if self._shows(each.tenant)])
         if self._admission is not None:
             yield from _admission(self._admission)
+
+    def _shows(self, tenant: str) -> bool:
+        return self._shown is None or tenant in self._shown
 
 
 def _promises(reports: list[SloReport]) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ from loadtest.plan import TenantPlan
 from loadtest.stats import student
 from loadtest.stats.goodput import kept_rows
 from loadtest.stats.interval import wilson
+from loadtest.tables import percent
 
 _FEWEST_BATCHES, _MOST_BATCHES = 4, 10
 _FEWEST_IN_A_BATCH = 5
@@ -45,7 +46,7 @@ class Attainment:
 
     def __str__(self) -> str:
         interval = f"{self.low * 100:.1f}–{self.high * 100:.1f}"
-        return f"{self.share * 100:.1f} %, {interval}, of {self.requests:,} requests"
+        return f"{percent(self.share)}, {interval}, of {self.requests:,} requests"
 
 
 def promising(tenants: Sequence[TenantPlan]) -> list[TenantPlan]:

@@ -10,7 +10,7 @@ from itertools import islice
 from loadtest.record import ClientHealth, Outcome, Run
 from loadtest.stats.distribution import Distribution
 from loadtest.summary import Cost, Figures, Summary
-from loadtest.tables import Table, number
+from loadtest.tables import Table, number, percent
 from policies.slo import NO_SLO, Slo
 
 _SHOWN_REASONS = 5
@@ -164,7 +164,7 @@ def _labels(by_label: Mapping[str, Figures]) -> Block:
         (
             _plain(name),
             f"{of.requests:,}",
-            _percent(of.cache.all),
+            percent(of.cache.all),
             *_p50_and_p95(of.latencies.ttft_ms),
             *_p50_and_p95(of.latencies.tpot_ms),
         )
@@ -197,7 +197,7 @@ def _outcomes(whole: Figures) -> Block:
     if whole.outcomes == {Outcome.OK: whole.requests}:
         return Block("Outcomes", (f"all {whole.requests:,} requests answered whole and as asked",))
     rows = tuple(
-        (outcome.value, f"{count:,}", _percent(count / whole.requests))
+        (outcome.value, f"{count:,}", percent(count / whole.requests))
         for outcome, count in sorted(whole.outcomes.items(), key=lambda item: -item[1])
     )
     return Block("Outcomes", table=Table(("outcome", "requests", "share"), rows))
@@ -217,7 +217,7 @@ def _cache(whole: Figures) -> Block:
     for name, of_tier in (("device", share.device), ("DRAM", share.dram), ("Redis", share.redis)):
         if of_tier is not None:
             rows.append((name, of_tier))
-    table = Table(("found in", "prompt tokens"), tuple((name, _percent(of)) for name, of in rows))
+    table = Table(("found in", "prompt tokens"), tuple((name, percent(of)) for name, of in rows))
     return Block("Cache", table=table)
 
 
@@ -227,7 +227,7 @@ def _client(health: ClientHealth) -> Block:
         ("sending", number(health.late_p99_s * 1e3), number(health.late_max_s * 1e3)),
     )
     line = (
-        f"used {_percent(health.cpu_share)} of one core, {health.most_open:,} requests open at most"
+        f"used {percent(health.cpu_share)} of one core, {health.most_open:,} requests open at most"
     )
     verdict = tuple(f"DO NOT TRUST: {_plain(each)}" for each in health.complaints)
     return Block(
@@ -251,11 +251,7 @@ def _attainment(of: Figures) -> str:
     if of.attainment is None or of.attainment_low is None or of.attainment_high is None:
         return number(None)
     low, high = of.attainment_low * 100, of.attainment_high * 100
-    return f"{_percent(of.attainment)} ({low:.1f}–{high:.1f})"
-
-
-def _percent(share: float | None) -> str:
-    return number(None) if share is None else f"{share * 100:.1f} %"
+    return f"{percent(of.attainment)} ({low:.1f}–{high:.1f})"
 
 
 def _usd(value: float) -> str:

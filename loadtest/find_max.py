@@ -20,7 +20,7 @@ from loadtest.plan import TenantPlan
 from loadtest.rate_point import Finding, RatePoint, Verdict, judge
 from loadtest.record import Run
 from loadtest.stopping import StoppedError
-from loadtest.tables import Table, number
+from loadtest.tables import Table, number, percent
 
 Measure = Callable[[float, int], Awaitable[Run]]
 """`measure(rate, repetition)` runs one load at that rate; repetitions count from 0 and must differ
@@ -308,7 +308,7 @@ def _row(point: RatePoint) -> tuple[str, ...]:
         point.verdict.value,
         str(point.runs),
         str(sum(one.requests for one in point.attainments)),
-        f"{worst.share * 100:.1f}",
+        percent(worst.share).removesuffix(" %"),
         f"{worst.low * 100:.1f}–{worst.high * 100:.1f}",
         number(point.figures.goodput_rps),
         *map(number, times),

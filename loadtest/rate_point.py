@@ -15,6 +15,7 @@ from loadtest.record import ClientHealth, Outcome, Run
 from loadtest.stats.backlog import Backlog, falls_behind
 from loadtest.stats.interval import wilson
 from loadtest.summary import Figures, figures_of
+from loadtest.tables import percent
 
 _SAID_BY_THE_SERVER = (
     Outcome.LIMITED,
@@ -109,7 +110,7 @@ def judge(runs: Sequence[Run], *, confidence: float, most_errors: float) -> Find
         return Finding(Verdict.FAILS, why, attainments)
     verdict, why = _by_attainment(attainments)
     if verdict is Verdict.HOLDS and (share := _error_share(columns)) > most_errors:
-        why = f"{share * 100:.1f} % of the requests failed"
+        why = f"{percent(share)} of the requests failed"
         return Finding(Verdict.UNDECIDED, why, attainments)
     return Finding(verdict, why, attainments)
 
@@ -189,7 +190,7 @@ def _too_many_errors(
     if not failed or wilson(failed, total, confidence).low <= most_errors:
         return None
     kind = max(errors, key=errors.__getitem__)
-    return f"{failed / total * 100:.1f} % of the requests failed, most as {kind.value}"
+    return f"{percent(failed / total)} of the requests failed, most as {kind.value}"
 
 
 def _outcomes(runs: Sequence[Columns]) -> Counter[Outcome]:

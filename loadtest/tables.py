@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+_NOTHING = 1e-6
+"""What is smaller comes of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,25 @@ class Table:
 
 
 def number(value: float | None) -> str:
-    """Three significant digits, and all digits before the point; an en dash for None."""
+    """About three significant digits, and all digits before the point; an en dash for None. What
+    is not nothing does not look like it, down to a millionth."""
     if value is None:
         return "–"
     magnitude = abs(value)
     decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2
+    if _NOTHING <= magnitude < 0.1:
+        decimals = 1 - math.floor(math.log10(magnitude))
     return f"{value:,.{decimals}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1 with one decimal; an en dash for None. What is not quite all or nothing
+    does not look like it."""
+    if share is None:
+        return "–"
+    if 0.9995 <= share < 1:
+        return "> 99.9 %"
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

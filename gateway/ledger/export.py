@@ -7,9 +7,8 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import orjson
-
 from gateway.ledger.pages import COLUMNS
+from gateway.sse import json_line
 from policies.pricing import usd_text
 
 NAMES = (*COLUMNS, "cost_usd")
@@ -34,10 +33,7 @@ def csv_rows(rows: Iterable[Sequence[Any]]) -> bytes:
 def json_rows(rows: Iterable[Sequence[Any]]) -> bytes:
     """The same as one JSON object a line."""
     return b"".join(
-        orjson.dumps(
-            dict(zip(NAMES, (*row, usd_text(row[_COST])), strict=True)),
-            option=orjson.OPT_APPEND_NEWLINE,
-        )
+        json_line(dict(zip(NAMES, (*row, usd_text(row[_COST])), strict=True))) + b"\n"
         for row in rows
     )
 

@@ -17,10 +17,16 @@ class LimitsCollector(Collector):
 
     def __init__(self) -> None:
         self._read: Callable[[], LimitCounts] = lambda: _NONE
+        self._without_place = 0
 
     def watch(self, read: Callable[[], LimitCounts]) -> None:
         """Ask this at every scrape, from any thread."""
         self._read = read
+
+    def note_no_place(self) -> None:
+        """A request was refused before the limiter was asked: its tenant has as many in flight as
+        it may."""
+        self._without_place += 1
 
     def collect(self) -> Iterator[Metric]:
         """One reading."""
@@ -31,7 +37,8 @@ class LimitsCollector(Collector):
             labels=["kind"],
         )
         for kind, refused in counts.refused.items():
-            refusals.add_metric([kind], refused)
+            without_place = self._without_place if kind == "concurrency" else 0
+            refusals.add_metric([kind], refused + without_place)
         yield refusals
         yield GaugeMetricFamily(
             "forebay_limits_degraded",

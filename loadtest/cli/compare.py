@@ -23,6 +23,8 @@ from loadtest.record import Run
 from loadtest.stopping import StoppedError
 from loadtest.target import Target
 from loadtest.vocabulary import DEFAULT_VOCABULARY
+from loadtest.workloads.plan_file import Plan
+from loadtest.workloads.randomness import derived_seed
 
 
 def compare(
@@ -64,10 +66,10 @@ def compare(
 ) -> None:
     """Run the same load against several servers or settings, in turn, and say what differs.
 
-    Every round runs each of them once with the same prompts and times. Ratios are taken within
-    rounds, so that what slows the machine for a while slows both sides. Exit code 1: one of them
-    could not be run, or some request was not answered whole and as asked. Ctrl-C ends the
-    comparison with the runs that had ended.
+    Every round runs each of them once with the same prompts and times, but for one that is named
+    twice. Ratios are taken within rounds, so that what slows the machine for a while slows both
+    sides. Exit code 1: one of them could not be run, or some request was not answered whole and as
+    asked. Ctrl-C ends the comparison with the runs that had ended.
     """
     with mistakes():
         sources = [Source.parse(server) for server in servers]
@@ -102,10 +104,17 @@ def compare(
             fitted = [
                 replace(at, vocabulary=what.vocabulary, timeout_s=timeout_s) for at in targets
             ]
+            met = [_met_before(at, fitted[:place]) for place, at in enumerate(fitted)]
+            for at, times in zip(fitted, met, strict=True):
+                if times and (isinstance(what.source, Plan) or what.source.ever_new):
+                    say(f"{at.name}: has prompts of its own, as another is the same server")
+                elif times:
+                    say(f"{at.name}: finds cached what another was sent, as it is the same server")
             with stopped_by_interrupt() as stopping:
                 how = replace(manner, stop=stopping)
                 contenders = [
-                    Contender(at.name, _measure(at, what, how, warm, runs)) for at in fitted
+                    Contender(at.name, _measure(at, what, how, warm, runs, times))
+                    for at, times in zip(fitted, met, strict=True)
                 ]
                 comparison = await run_in_turn(
                     contenders, rounds=rounds, seed=what.seed, headline=headline, tell=say
@@ -140,14 +149,28 @@ def compare(
     end_if_failed(runs)
 
 
+def _met_before(at: Target, others: Sequence[Target]) -> int:
+    """How many of the others are the same server: what they were sent lies in its cache."""
+    here = (at.endpoint.host, at.endpoint.port)
+    return sum((other.endpoint.host, other.endpoint.port) == here for other in others)
+
+
 def _measure(
-    at: Target, what: Wanted, manner: Manner, warm: Sequence[Session], runs: list[Run]
+    at: Target,
+    what: Wanted,
+    manner: Manner,
+    warm: Sequence[Session],
+    runs: list[Run],
+    met_before: int,
 ) -> Callable[[int], Awaitable[Run]]:
-    """Runs the load once more against a server, which is warmed up before the first time. Raises
-    StoppedError once the manner says so: half a run is none."""
+    """Runs the load once more against a server, which is warmed up before the first time; one that
+    is among the contenders more than once does not get equal prompts twice. Raises StoppedError
+    once the manner says so: half a run is none."""
     left = list(warm)
 
     async def measure(seed: int) -> Run:
+        if met_before:
+            seed = derived_seed(seed, f"same server {met_before}")
         run = await measured(at, what.load(seed), manner, warm_up=left)
         if manner.stop is not None and manner.stop.is_set():
             raise StoppedError

@@ -24,7 +24,7 @@ from loadtest.simulate.overlay import overlaid
 from loadtest.simulate.result import SimResult, as_json
 from loadtest.simulate.simulation import simulate as run_simulation
 from loadtest.simulate.spec import SimSpec, Split
-from loadtest.tables import Table, number
+from loadtest.tables import Table, number, percent
 from loadtest.trace import Trace
 from loadtest.traces.chaining import trace_of
 from loadtest.traces.reading import read_trace
@@ -247,7 +247,13 @@ def _traffic(
         vocabulary=48_000,
         warm_up=0,
     )
-    return trace_of(what.load(), block_tokens or 16)
+    load = what.load()
+    if load.concurrency is not None:
+        raise ValueError(
+            "a closed loop cannot be simulated, as nobody here waits for an answer before asking "
+            "again: give a --rate, or a plan's tenants theirs"
+        )
+    return trace_of(load, block_tokens or 16)
 
 
 def _given_kind(kind: str) -> ReplicaKind:
@@ -388,13 +394,12 @@ def _show(traffic: Trace, results: Sequence[SimResult], slo: Slo, *, markdown: b
 def _row(result: SimResult) -> tuple[str, ...]:
     figures = as_json(result)
     ttft, tpot = figures["ttft_ms"] or {}, figures["tpot_ms"] or {}
-    kept = figures["attainment"]
     return (
         result.run.name,
-        f"{figures['hit_rate']:.1%}",
+        percent(figures["hit_rate"]),
         *(number(each.get(share)) for each in (ttft, tpot) for share in ("p50", "p95")),
         number(figures["goodput_rps"]),
-        number(None) if kept is None else f"{kept:.1%}",
+        percent(figures["attainment"]),
         number(figures["output_tokens_per_s"]),
         f"{figures['utilization']['mean']:.0%}",
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from loadtest.columns import Columns
 from loadtest.record import Run
 from loadtest.simulate.spec import SimSpec
+from loadtest.stats.goodput import Goodput, kept_rows
 
 _SHARES = (50, 90, 95, 99)
 
@@ -60,9 +61,8 @@ def as_json(result: SimResult) -> dict[str, Any]:
     run, work, spec = result.run, result.work, result.spec
     columns = Columns.of(run.records)
     ok = columns.ok
-    kept = _kept(columns, run)
+    kept, goodput = kept_rows(columns, run.tenants), Goodput.of(columns, run.tenants)
     simulated_s = result.simulated_s
-    promises = any(tenant.slo.promises for tenant in run.tenants)
     answered = int(ok.sum())
     cached = {
         tier: float(np.nansum(getattr(columns, f"{tier}_tokens")))
@@ -95,9 +95,9 @@ def as_json(result: SimResult) -> dict[str, Any]:
         "ttft_ms": _spread(columns.ttft_s[ok]),
         "tpot_ms": _spread(columns.tpot_s[ok]),
         "e2e_ms": _spread((columns.ended_s - columns.sent_s)[ok]),
-        "goodput_rps": float(kept.sum()) / simulated_s if simulated_s else 0.0,
+        "goodput_rps": goodput.kept / simulated_s if simulated_s else 0.0,
         "throughput_rps": answered / simulated_s if simulated_s else 0.0,
-        "attainment": float(kept.mean()) if promises and len(columns) else None,
+        "attainment": goodput.attainment,
         "output_tokens_per_s": (
             float(columns.output_tokens[ok].sum()) / simulated_s if simulated_s else 0.0
         ),
@@ -147,21 +147,6 @@ def _tenants(
             "ttft_ms": _spread(columns.ttft_s[rows][own]),
         }
     return found
-
-
-def _kept(columns: Columns, run: Run) -> NDArray[np.bool_]:
-    """Which requests were answered as promised, as `Slo.met` has it."""
-    kept = columns.ok
-    ttft_s, tpot_s = columns.ttft_s, columns.tpot_s
-    slos = {tenant.name: tenant.slo for tenant in run.tenants}
-    for name, rows in columns.tenant.groups().items():
-        slo = slos[name]
-        if slo.ttft_s is not None:
-            kept[rows] &= ttft_s[rows] <= slo.ttft_s
-        if slo.tpot_s is not None:
-            of_one = np.isnan(tpot_s[rows])  # an answer of one token has no time between two
-            kept[rows] &= of_one | (tpot_s[rows] <= slo.tpot_s)
-    return kept
 
 
 def _spread(seconds: NDArray[np.float64]) -> dict[str, float] | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 from cache.block import Tier
 from cache.directory import Directory
 from engine.report import EngineStats, StepReport
+from gateway.dispatch.member import Member
 from gateway.loop_lag import watch_loop_lag
 from gateway.metrics import Metrics
 from gateway.news.fleet_news import LocalNews
+from gateway.slo.admission import Admission
+from gateway.slo.windowed_book import WindowedSloBook
+from gateway.tenants import Tenant, TenantCache
+from policies.slo import Slo
+from tests.gateway.fakes import ScriptedReplica
 
 SECRET = b"server secret"
 STATS = EngineStats(
@@ -168,3 +175,63 @@ def test_servers_that_do_not_keep_tenants_apart_are_counted() -> None:
     metrics.fleet.watch(Directory().stats, LocalNews(), dict, lambda: {"far/gpu-1:9001": 2})
     series = 'forebay_remote_isolation_failures_total{replica="far/gpu-1:9001"}'
     assert values(metrics)[series] == 2
+
+
+def test_tenants_that_come_and_go_leave_no_series() -> None:
+    metrics, book = make(), WindowedSloBook()
+    metrics.slo.watch(book, Admission())
+    before = set(values(metrics))
+    for number in range(3):
+        guest = Tenant(id=f"guest{number}", cache=TenantCache(), slo=Slo(ttft_s=0.1))
+        metrics.add_tenants(["acme", guest.id])
+        with metrics.in_flight(guest.id):
+            book.note(guest, "m", promised=True, ttft_s=9.0, tpot_s=0.1, publish_s=9.0)
+            metrics.request_finished(
+                tenant=guest.id, model="m", endpoint="chat", outcome="success", ttft_s=9.0
+            )
+            assert values(metrics)[f'forebay_slo_burn_rate{{tenant="{guest.id}",window="1h"}}'] > 1
+            metrics.add_tenants(["acme"])
+            assert set(values(metrics)) == before
+    # what ends later is somebody's whose name is known no longer
+    metrics.request_finished(tenant="guest0", model="m", endpoint="chat", outcome="success")
+    assert {name for name in values(metrics) if "guest" in name} == set()
+    # and one of the same name is another one
+    metrics.add_tenants(["acme", "guest0"])
+    metrics.request_finished(tenant="guest0", model="m", endpoint="chat", outcome="success")
+    labels = 'endpoint="chat",model="m",outcome="success",tenant="guest0"'
+    assert values(metrics)[f"forebay_requests_total{{{labels}}}"] == 1
+
+
+def test_replicas_that_come_and_go_leave_no_series() -> None:
+    metrics = make()
+    kept = Member(
+        ScriptedReplica(name="kept"),
+        "in-process",
+        max_running=8,
+        capacity=None,
+        block_tokens=16,
+        clock=time.monotonic,
+    )
+    metrics.dispatch.watch("m", lambda: [kept])
+    step = StepReport(outputs=(), seconds=0.009, tokens=16, sequences=4, stats=STATS)
+
+    def work(replica: str) -> None:
+        candidate = SimpleNamespace(name=replica)
+        metrics.dispatch.decided(
+            SimpleNamespace(
+                model="m", policy="random", candidate=candidate, decision_s=0.001, moved_from=None
+            )
+        )
+        metrics.observe_step(replica, step)
+
+    work("kept")
+    values(metrics)
+    before = set(values(metrics))
+    for number in range(3):
+        work(f"guest{number}")
+        metrics.forget_replica(f"guest{number}")
+        values(metrics)
+    assert set(values(metrics)) == before
+    work("kept")
+    labels = 'model="m",policy="random",replica="kept"'
+    assert values(metrics)[f"forebay_route_decisions_total{{{labels}}}"] == 2

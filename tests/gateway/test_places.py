@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import pytest
 
@@ -25,7 +26,8 @@ from tests.gateway.stage import (
 
 
 def test_a_slot_is_given_back_on_every_path():
-    limits = ConcurrencyLimits()
+    refusals = count(1)
+    limits = ConcurrencyLimits(lambda: next(refusals))
     acme = tenant("acme", concurrency=1)
     for _ in range(3):
         with pytest.raises(RuntimeError), limits.slot(acme):
@@ -37,10 +39,11 @@ def test_a_slot_is_given_back_on_every_path():
             with limits.slot(tenant("beta", concurrency=1)):
                 pass
         assert limits.in_flight(acme) == 0
+    assert next(refusals) == 4  # each was told of
 
 
 def test_a_reload_changes_the_limit_of_requests_that_are_already_there():
-    limits = ConcurrencyLimits()
+    limits = ConcurrencyLimits(lambda: None)
     with limits.slot(tenant(concurrency=3)), limits.slot(tenant(concurrency=3)):
         with pytest.raises(ApiError), limits.slot(tenant(concurrency=2)):
             pass
@@ -68,6 +71,7 @@ async def test_over_the_limit_is_429_with_retry_after_and_costs_nothing():
     assert (await running).status_code == (await other).status_code == 200
     assert (await stage.post(CHAT, chat())).status_code == 200
     assert stage.metric("forebay_requests_total", outcome="limited") == 2
+    assert stage.metric("forebay_limit_refusals_total", kind="concurrency") == 2
     assert stage.metric("forebay_in_flight") == 0
 
 

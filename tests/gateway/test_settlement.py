@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,8 +12,14 @@ import httpx
 import orjson
 import pytest
 
-from gateway.errors import limit_exceeded, unavailable
+from engine.request import EngineOutput, EngineRequest
+from gateway.deadline import out_of_time
+from gateway.errors import ApiError, bad_request, limit_exceeded, unavailable
+from gateway.http_call import HttpCall
 from gateway.ledger.row import LedgerRow
+from gateway.replica import TokenStream
+from gateway.request import Relayed, Request
+from gateway.settlement import settled
 from gateway.slo.admission import Admission, Downgrade, OwnDeadline
 from gateway.tenancy import Tenancy
 from gateway.tenants import Caller, KeyRing, Tenant
@@ -343,6 +350,96 @@ async def test_a_deadline_before_the_first_token_was_due_breaks_no_promise():
         response = await client.post(CHAT, json=chat(), headers={"x-request-timeout-ms": "60"})
     assert response.status_code == 504
     assert (books.rows[0].outcome, books.rows[0].met_slo) == ("expired", None)
+
+
+class Finicky(ScriptedReplica):
+    """Finds a mistake in what was let in, as a server elsewhere may."""
+
+    @asynccontextmanager
+    async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
+        raise bad_request("A mistake of yours.")
+        yield
+
+
+async def test_a_mistake_of_its_clients_that_is_found_late_breaks_no_promise():
+    books = Books()
+    owner = tenant("acme", slo=Slo(ttft_s=30.0))
+    stage = stage_with(books, replica=Finicky(), tenants={K1: owner})
+    assert (await stage.post(CHAT, chat())).status_code == 400
+    (row,) = books.rows
+    assert (row.outcome, row.met_slo, row.cost_nusd) == ("refused", None, 0)
+
+
+async def test_what_fails_breaks_its_promise_and_has_no_times():
+    stage = Stage(
+        replica=ScriptedReplica(fails_after=3), tenants={K1: tenant("acme", slo=Slo(ttft_s=30.0))}
+    )
+    assert (await stage.post(CHAT, chat())).status_code == 500
+    report = stage.tenancy.slo.report("acme", "m")
+    assert (report.total.promised, report.total.met) == (1, 0)
+    assert set(report.latencies) == {None}
+
+
+async def test_lines_of_a_batch_were_promised_nothing():
+    books = Books()
+    owner = tenant("acme", slo=Slo(ttft_s=1e-9), service_class=ServiceClass.BATCH)
+    stage = stage_with(books, tenants={K1: owner})
+    assert stage.app is not None
+    caller = stage.runtime.current.key_ring.identify(f"Bearer {K1}")
+    await stage.tenancy.lines.run(
+        caller, COMPLETIONS, prompt("hello", max_tokens=4), batch_id="batch_1", line_id="line-1"
+    )
+    await stage.post(COMPLETIONS, prompt("hello", max_tokens=4))
+    line, request = books.rows
+    assert (line.outcome, line.batch, line.met_slo) == ("success", "batch_1", None)
+    assert (request.batch, request.met_slo) == ("", False)
+
+
+@pytest.mark.parametrize(("stream", "met"), [(False, None), (True, False)])
+async def test_what_ran_out_of_time_elsewhere_breaks_a_promise_if_a_first_token_would_be_seen(
+    stream: bool, met: bool | None
+):
+    books = Books()
+    stage = stage_with(books, tenants={K1: tenant("acme", slo=Slo(ttft_s=1.0))})
+    assert stage.app is not None
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "state": {}}
+    call = HttpCall({**scope, "state": {"request_id": "req-1"}}, None, None)
+    call.started_s -= 60
+    request = Request(call, "chat", stage.runtime.current, relayed=Relayed(stream=stream))
+    request.caller = stage.runtime.current.key_ring.identify(f"Bearer {K1}")
+    request.authenticate()
+    request.model = stage.models["m"]
+    request.reservation = Reserved(request.caller, "m", Demand(1, 1, 1, 1))
+    with pytest.raises(ApiError), settled(request, stage.metrics, stage.tenancy):
+        raise out_of_time()
+    assert (books.rows[0].outcome, books.rows[0].met_slo) == ("expired", met)
+
+
+class OneAtATime(ScriptedReplica):
+    """Has room for one sequence."""
+
+    @asynccontextmanager
+    async def submit(self, request: EngineRequest) -> AsyncIterator[TokenStream]:
+        async with super().submit(request) as outputs:
+            yield self._in_turn(outputs)
+
+    async def _in_turn(self, outputs: TokenStream) -> AsyncIterator[EngineOutput]:
+        self.turn = getattr(self, "turn", None) or asyncio.Lock()
+        async with self.turn:
+            async for output in outputs:
+                yield output
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_between_tokens_is_no_waiting_for_other_choices(stream: bool):
+    books = Books()
+    stage = stage_with(books, replica=OneAtATime(b"x" * 9, step_s=0.002))
+    response = await stage.post(CHAT, chat(n=4, temperature=1, stream=stream))
+    assert response.status_code == 200
+    (row,) = books.rows
+    assert row.output_tokens == 40
+    assert row.tpot_s is not None
+    assert 0 < row.tpot_s * (40 - 4) <= row.e2e_s  # what belongs to one choice belongs to no other
 
 
 class Hurried(Admission):

@@ -68,3 +68,9 @@ def test_json_lines_have_their_types() -> None:
         "0.000001000",
         None,
     )
+
+
+def test_a_row_is_one_line_whoever_cuts_them() -> None:
+    written = json_rows([values(request_id="a\u2028b\u0085c"), values(request_id="d")]).decode()
+    found = [json.loads(line) for line in written.splitlines()]
+    assert [each["request_id"] for each in found] == ["a\u2028b\u0085c", "d"]

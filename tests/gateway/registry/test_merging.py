@@ -125,10 +125,11 @@ async def test_a_reload_keeps_what_was_made_at_run_time_and_the_other_way_round(
         assert applied[1:] == [["acme", "gamma", "beta"]]
         assert running.runtime.current.key_ring.identify(f"Bearer {made.plain}").tenant.id == "beta"
         await gateway.registry.create_key("gamma", deed())
-        await gateway.registry.delete_tenant("beta", deed(), unknown=False)
-        await until(lambda: applied[2:] == [["acme", "gamma"]])
         with running.metrics.in_flight("beta"):
             assert 'forebay_in_flight{tenant="beta"} 1.0' in running.metrics.render().decode()
+        await gateway.registry.delete_tenant("beta", deed(), unknown=False)
+        await until(lambda: applied[2:] == [["acme", "gamma"]])
+        assert "beta" not in running.metrics.render().decode()
 
 
 async def test_a_file_that_would_put_a_tenant_out_of_use_is_refused(

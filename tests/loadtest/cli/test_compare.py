@@ -46,6 +46,19 @@ def test_every_round_sends_all_the_same_and_is_kept(tmp_path: Path) -> None:
     assert KEY not in output + page.read_text()
 
 
+def test_a_server_that_is_held_against_itself_does_not_find_its_own_prompts() -> None:
+    with served() as one:
+        code, output = command(
+            *("compare", f"a={url(one)}", f"b={url(one)}", f"c={url(one)}", *SMALL),
+            *("--requests", "2", "--rounds", "2", "--warm-up", "0", "--seed", "4"),
+        )
+    prompts = [tuple(call.body["prompt"]) for call in asked(one)]
+
+    assert code == 0, output
+    assert "b: has prompts of its own, as another is the same server" in output
+    assert len(set(prompts)) == len(prompts) == 3 * 2 * 2
+
+
 def test_requests_that_failed_end_with_1() -> None:
     async def refuse(call: Call, reply: Reply) -> None:
         if call.method == "POST":

@@ -63,6 +63,7 @@ def test_a_plan_is_simulated(tmp_path: Path) -> None:
         ((*SMALL, "--batching", "often"), "--batching: often is none of"),
         ((*SMALL, "--kind", "a-gpu"), "--kind: is one of"),
         (("-w", "unique", "--speed", "2"), "are for a recording"),
+        (("-w", "W3"), "a closed loop cannot be simulated"),
         (("--plan", "no.yaml", "--requests", "2"), "--plan: has its own"),
         ((*SMALL, "--records", "/no/such.json"), "/no/such.json: cannot be written"),
         ((*SMALL, "--rate", "2"), "--set, --rate, --cv: a recording has its own"),

@@ -13,6 +13,7 @@ from loadtest.simulate.result import as_json
 from loadtest.simulate.simulation import Simulation, simulate
 from loadtest.simulate.spec import SimSpec, Split
 from loadtest.simulate.streams import StreamSet
+from loadtest.summary import summarize
 from loadtest.trace import Trace, TraceRequest
 from policies.batching import Batching, BatchingMode
 from policies.service_class import ServiceClass
@@ -355,3 +356,14 @@ def test_a_slo_of_the_spec_is_in_place_of_the_tenants() -> None:
     result = simulate(chains(3, per_s=1.0, tenants=CLASSES), spec)
     assert [tenant.slo.ttft_s for tenant in result.run.tenants] == [7.0, 7.0, 7.0]
     assert [tenant.weight for tenant in result.run.tenants] == [1.0, 2.0, 1.0]
+
+
+def test_attainment_is_of_those_who_were_promised_something() -> None:
+    tenants = (TenantPlan("promised", slo=Slo(ttft_s=1e-9)), TenantPlan("free"))
+    found = simulate(chains(60, per_s=20, tenants=tenants), spec_of())
+    figures = as_json(found)
+    whole = summarize(found.run).whole
+    assert 0 < figures["tenants"]["promised"]["requests"] < figures["requests"]
+    assert figures["attainment"] == whole.attainment == 0.0
+    assert figures["goodput_rps"] == pytest.approx(whole.goodput_rps)
+    assert figures["goodput_rps"] > 0  # who was promised nothing has got what there was to get
