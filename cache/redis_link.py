@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.exceptions import ResponseError
+from redis.exceptions import ReadOnlyError, ResponseError
 
 from cache.breaker import Breaker
 from cache.redis_client import (
@@ -141,11 +141,12 @@ class RedisLink:
         Silence of `timeout_s` (or of `patience_s`, if that is longer) opens the breaker; so do
         several failures in a row. Raises Late when `until_s` passes, Down otherwise.
         """
-        clean = True
+        clean, writable = True, True
 
         def heard(reply: Any) -> None:
-            nonlocal clean
+            nonlocal clean, writable
             clean = clean and not isinstance(reply, ResponseError)
+            writable = writable and not isinstance(reply, ReadOnlyError)
             take(reply)
 
         semaphore = self._lanes[lane]
@@ -162,6 +163,9 @@ class RedisLink:
             await self._answered(question, until_s, silence_s)
             if clean:
                 self._breaker.success()
+            if not writable and isinstance(self._client, Redis):
+                # the name may stand for another server by now, which took over from this one
+                await self._client.connection_pool.disconnect(inuse_connections=False)
         finally:
             semaphore.release()
 

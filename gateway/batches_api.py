@@ -63,7 +63,10 @@ class BatchesApi:
         with settled(request, self._metrics):
             request.authenticate()
             settings = request.snapshot.settings
-            wanted = read_new_batch(await read_body(call, settings.server.body_limit))
+            body = await read_body(call, settings.server.body_limit)
+            # it may have taken as long to come as its client liked
+            self._runtime.current.key_ring.require(request.caller)
+            wanted = read_new_batch(body)
             self._unknown_fields.note(wanted.unknown)
             opened = self._batches.opened
             most = most_bytes(settings.batch)

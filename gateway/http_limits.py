@@ -34,16 +34,19 @@ _STATUS_LINES = {
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    A head larger than MAX_HEAD_BYTES or of more than MAX_HEADERS fields gets a 431; one that is
-    not complete HEAD_TIMEOUT_S after its first byte is cut off. A connection on which no request
-    begins is closed after the keep-alive time, whatever else comes. What is no HTTP gets its 400
-    behind the answers to the requests before it. Offers of another protocol are passed over.
+    A head larger than MAX_HEAD_BYTES or of more than MAX_HEADERS fields gets a 431, and so do a
+    body's trailers; a head that is not complete HEAD_TIMEOUT_S after its first byte is cut off. A
+    connection on which no request begins is closed after the keep-alive time, whatever else comes.
+    What is no HTTP gets its 400 behind the answers to the requests before it. Offers of another
+    protocol are passed over.
     """
 
     url = b""
     _head_bytes = 0
     _line_bytes = 0
+    _fruitless_bytes = 0
     _heads_begun = 0
+    _body_goes_on = False
     _in_message = False
     _reading_head = False
     _seen_already = False
@@ -67,6 +70,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         was_in_message, self._heads_begun = self._in_message, 0
+        self._body_goes_on = False
         try:
             self._parse(data)
         except httptools.HttpParserError:
@@ -74,6 +78,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LARGE if self._head_is_too_large() else _INVALID)
             return
         if not self._reading_head:
+            self._count_fruitless(len(data))
             return
         if self._timer is None:
             # most heads come in one piece, and a timer for each would cost more than reading it
@@ -85,6 +90,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             behind = len(data) - (data.rfind(b"\n") + 1)
             self._line_bytes = behind if behind < len(data) else self._line_bytes + behind
         if self._head_bytes + self._line_bytes > MAX_HEAD_BYTES:
+            self._refuse(_TOO_LARGE)
+
+    def _count_fruitless(self, size: int) -> None:
+        """What brings a body no further, trailers and chunks' extensions: of an unfinished trailer
+        the parser would keep any length, and copy all of it with each piece."""
+        if self._body_goes_on or not self._in_message:
+            self._fruitless_bytes = 0
+            return
+        self._fruitless_bytes += size
+        if self._fruitless_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
@@ -148,7 +163,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         # armed by an answer that was complete before this head was
         self._unset_keepalive_if_required()
-        self._reading_head = False
+        self._body_goes_on = True
         self._stop_timer()
         if self.parser.get_http_version() < "1.1":
             self.expect_100_continue = False  # its clients do not know it (RFC 9110, 10.1.1)
@@ -157,9 +172,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.send = until_close(self.cycle)  # type: ignore[assignment,method-assign]
         else:
             super().on_headers_complete()
+        self._reading_head = False  # from here on it is a request, which is answered
         if 0 < len(self.pipeline) <= _READ_AHEAD:
             # uvicorn has stopped reading, and with it seeing the client leave
             self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_goes_on = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and head_of_body(self.headers) is not None:
@@ -180,7 +200,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         newest = self.cycle
         if newest is None or newest.response_complete:
-            self._send_refusal(error)
+            if self._in_message and not self._reading_head:
+                self.transport.close()  # it is the rest of a request that has its answer
+            else:
+                self._send_refusal(error)
         elif not newest.more_body:
             return  # `newest` is whole, and what comes behind it is not
         elif self.pipeline:

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 def on_signals(
     stop: Callable[[signal.Signals], None], reload: Callable[[], None]
 ) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop`, each time, SIGHUP calls `reload`. For the main thread."""
+    """SIGTERM and Ctrl-C call `stop`, each time, SIGHUP calls `reload`. For the main thread. What
+    SIGHUP did before, it does again at the end."""
     loop = asyncio.get_running_loop()
+    before = signal.getsignal(signal.SIGHUP)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
     loop.add_signal_handler(signal.SIGHUP, reload)
@@ -22,6 +24,7 @@ def on_signals(
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextmanager

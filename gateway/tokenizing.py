@@ -55,6 +55,8 @@ class Tokenizing:
     async def _read(self, request: Request) -> tuple[Fields, ServedModel]:
         tenant = request.authenticate()
         body = await read_body(request.call, request.snapshot.settings.server.body_limit)
+        # it may have taken as long to come as its client liked
+        self._runtime.current.key_ring.require(request.caller)
         fields = Fields(parse_object(body))
         model = self._models.find_served(fields.required_string("model"), tenant)
         request.model = model

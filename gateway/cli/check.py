@@ -35,6 +35,11 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
             f"{tenant.service_class}, weight {tenant.weight:g}, {_limits(tenant)}, "
             f"{_promise(tenant)}, cache {tenant.cache.scope}"
         )
+    if not settings.tenants:
+        typer.echo(
+            "no tenants: only those that `forebay tenants create` makes are let in, and that needs "
+            f"{server.admin_key_env} to be set for the server"
+        )
 
 
 def _limits(tenant: TenantSettings) -> str:

@@ -76,7 +76,7 @@ def _written_whole(path: Path | None) -> Iterator[BinaryIO]:
         except OSError as error:
             raise _unwritable(path, error) from None
         return
-    path = path.resolve()  # a link stays one
+    path = Path(os.path.realpath(path))  # a link stays one, unless it leads in a circle
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("xb") as file:

@@ -20,6 +20,9 @@ _RACE_S = 1.0
 """A kept connection that is lost so soon, without a byte of an answer, was closing already."""
 _LOOK_S = 5.0
 """How often silent exchanges and old connections are looked for at least, while there are any."""
+_STANDSTILL_S = 0.5
+"""A look that is later by more was held up with all of this process, which was stopped, say: what
+the servers have sent meanwhile is unread yet, and they must not be taken for silent."""
 _DRAIN_S = 0.25
 _DRAIN_READS = 4
 _NEVER_S = float("inf")
@@ -110,9 +113,13 @@ class Connections:
 
     def _look(self) -> None:
         """Cut off who has been silent for too long, and see when to look again."""
+        now_s = monotonic()
+        late_s = now_s - self._look_at_s
         self._look_timer, self._look_at_s = None, _NEVER_S
         self._pool.drop_old()
-        now_s = monotonic()
+        if late_s > _STANDSTILL_S:
+            for exchange in self._open:
+                exchange.last_heard_s = now_s
         next_s = _LOOK_S if self._open or self._pool.has_idle else _NEVER_S
         for exchange in tuple(self._open):
             left_s = exchange.patience_left_s(now_s)

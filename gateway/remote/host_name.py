@@ -8,6 +8,8 @@ so that two such names would make every server unknown that is not called by its
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from contextlib import suppress
 from ipaddress import ip_address
@@ -36,9 +38,13 @@ class HostName:
             loop = asyncio.get_running_loop()
             looking: asyncio.Future[list[str] | Exception] = loop.create_future()
             # a daemon: nobody's end waits for a name server
-            Thread(
+            thread = Thread(
                 target=self._look_up, args=(loop, looking), name="forebay-names", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise OSError(errno.EAGAIN, "no thread left") from error
             self._looking = looking
         found = await asyncio.shield(self._looking)
         if isinstance(found, Exception):
@@ -54,7 +60,7 @@ class HostName:
             known = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             found = list(dict.fromkeys(str(address[0]) for *_, address in known))
         except (OSError, UnicodeError) as error:
-            found = error
+            found = _lack_of_files() or error
         with suppress(RuntimeError):  # the loop is closed: nobody wants to know
             loop.call_soon_threadsafe(self._answer, looking, found)
 
@@ -63,6 +69,16 @@ class HostName:
     ) -> None:
         self._looking = None
         looking.set_result(found)
+
+
+def _lack_of_files() -> OSError | None:
+    """Why no file can be opened in this process. Without one a look-up fails, and says anything:
+    that the name is not known, or a device is busy."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return error
+    return None
 
 
 def _is_address(host: str) -> bool:

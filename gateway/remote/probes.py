@@ -25,6 +25,9 @@ _MODELS_BYTES = 4 << 20
 _FAILURES_TO_DOWN = 2
 _LEAST_GAP_S = 0.1
 _MODELS_AGAIN_S = 30.0
+_MOST_UNREAD = 5
+"""Probes in a row: what a server has last said of its load is of use for a while, since a page may
+be late because there is so much of it."""
 _JITTER = 0.2
 
 
@@ -92,6 +95,7 @@ class Prober:
         self._failures = 0
         self._models_due_s = float("-inf")
         self._tells_load = target.engine in TELLS_LOAD
+        self._unread = 0
         self.probed = asyncio.Event()
         """Set once it is known how the server is."""
 
@@ -117,6 +121,9 @@ class Prober:
                 return
             self._failures += 1
             if self._failures >= _FAILURES_TO_DOWN:
+                # it may come back as another process, that tells more, or has nothing to do
+                self._tells_load = self._target.engine in TELLS_LOAD
+                self._unread = _MOST_UNREAD
                 silent_since_s = started_s if unwell.silent else None
                 self._on_health(Health(Condition.DOWN, str(unwell)), silent_since_s)
                 self.probed.set()
@@ -172,16 +179,25 @@ class Prober:
         raise _Unwell(f"has no model named {wanted}")
 
     async def _read_load(self) -> None:
+        """What is not said any more is not gone by for ever: then there is nothing."""
+        load = await self._told_load()
+        if load is None:
+            self._unread += 1
+            if self._tells_load and self._unread < _MOST_UNREAD:
+                return
+            load = ReportedLoad(0, 0)
+        else:
+            self._unread = 0
+        self._on_load(load)
+
+    async def _told_load(self) -> ReportedLoad | None:
         try:
             status, page = await self._get("/metrics", MAX_PAGE_BYTES)
         except _Unwell:
-            return
+            return None
         if status in (401, 403, 404, 405, 501):
             self._tells_load = False  # it has no such page for us
-            return
-        load = parse_load(page, self._target.engine) if status == 200 else None
-        if load is not None:
-            self._on_load(load)
+        return parse_load(page, self._target.engine) if status == 200 else None
 
     async def _get(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
         """Status and body. Raises _Unwell."""

@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 class Relay:
-    """Forwards connections to 127.0.0.1:`port`, or to the socket `listen`, to `target`; answers
-    wait `delay_s`.
+    """Forwards connections to 127.0.0.1:`port`, or to the socket `listen`, to what is the `target`
+    when they are made; answers wait `delay_s`.
 
     From when `cut_bytes` is set, a connection may send so many bytes more; of what it sends beyond,
     a part is passed on, `was_cut` is set, and nothing is read from it any more.
@@ -26,7 +26,7 @@ class Relay:
         self.cut_bytes: int | None = None
         self.was_cut = threading.Event()
         self.port = 0
-        self._target = target
+        self.target = target
         self._listen = listen
         self._tls = tls
         self._ready = threading.Event()
@@ -81,7 +81,7 @@ class Relay:
         self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter
     ) -> None:
         try:
-            server_in, server_out = await asyncio.open_unix_connection(self._target)
+            server_in, server_out = await asyncio.open_unix_connection(self.target)
         except OSError:
             return  # nobody is there
         pumps = (

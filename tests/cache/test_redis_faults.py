@@ -375,6 +375,30 @@ def test_read_only_replica_is_refused_not_down(server: Valkey) -> None:
         assert fetch(tier, block_keys(1), buffers(shape, 1)).outcomes == (None,)
 
 
+def test_a_name_that_leads_to_another_server_is_followed(
+    server: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was failed over from answers on kept connections, and takes no writes."""
+    monkeypatch.setattr("cache.redis_writer._REFUSED_PAUSE_S", 0.0)
+    other_directory = tmp_path / "other"
+    other_directory.mkdir()
+    with (
+        running_valkey(other_directory) as other,
+        relaying(server.socket_path) as name,
+        running_store(name.url) as store,
+        server.client() as client,
+    ):
+        shape = envelope(store)
+        tier = store.tier(shape)
+        assert save(tier, block_keys(1), filled_slots(shape, 1)) == (True,)
+        name.target = other.socket_path
+        client.replicaof("127.0.0.1", 1)
+        assert save(tier, block_keys(1, seed=1), filled_slots(shape, 1)) == (False,)
+        assert save(tier, block_keys(1, seed=2), filled_slots(shape, 1)) == (True,)
+        with other.client() as client_of_other:
+            assert client_of_other.exists(shape.key_of(block_keys(1, seed=2)[0]))
+
+
 def test_writer_killed_mid_store_leaves_no_half_block(server: Valkey) -> None:
     """A SET that is not whole is never executed: sent by hand, cut, and the connection dropped."""
     import socket

@@ -127,7 +127,7 @@ def test_blocks_that_shall_last_do_not_come_down_again_and_again(what, keeps):
     else:
         stage.redis.store = lambda *_: False
     stage.run("1", prompt(20), retention=(Retention(20 * 16, 3600.0, durable=True),))
-    assert len(stage.cache._demotion._wishes._wishes) == 20, "they are tried again later"
+    assert len(stage.cache._demotion._wishes) == 20, "they are tried again later"
     assert stage.tiers.device.counts().held == 0
     stage.check()
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
 import httpx
 import pytest
 
 from gateway.reload import Snapshot
 from gateway.settings import ServerSettings
+from gateway.tenants import KeyRing
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import (
     ADMIN,
@@ -282,6 +286,18 @@ async def test_cors_follows_the_configuration():
         settings = snapshot.settings.model_copy(update={"server": ServerSettings()})
         stage.runtime.replace(Snapshot(settings, snapshot.key_ring))
         assert (await client.options(CHAT, headers=preflight)).status_code == 405
+
+
+async def test_a_key_that_is_revoked_while_the_body_comes_has_nothing_tokenized():
+    stage = Stage()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"model": "m", '
+        stage.runtime.replace(replace(stage.runtime.current, key_ring=KeyRing(())))
+        yield b'"prompt": "x"}'
+
+    async with stage.client() as client:
+        assert (await client.post("/tokenize", content=slowly())).status_code == 401
 
 
 async def test_tokenize_and_detokenize():

@@ -93,6 +93,17 @@ def test_check_says_what_a_file_amounts_to(
     ]
 
 
+def test_check_says_that_nobody_is_let_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "forebay.yaml"
+    path.write_text("models: [{name: tiny, path: bundled}]\nserver: {admin_key_env: MY_ADMIN}\n")
+    assert run(["check", str(path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("no tenants: only those that `forebay tenants create` makes are let in")
+    assert "MY_ADMIN" in last
+
+
 def test_check_says_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "forebay.yaml"
     path.write_text(CONFIG + "server: {prot: 1}\ndatabase: {url: mysql}\n")
@@ -120,6 +131,25 @@ def test_a_key_is_hashed_from_standard_input(
     assert capsys.readouterr().out == hash_key("my-key") + "\n"
     type_in(monkeypatch, "\n")
     assert run(["keys", "hash"]) == 2
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback() -> None:
+    pressed = """
+import sys
+
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Pressed())
+from gateway.cli import main
+print("went on")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", pressed], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_what_runs_no_engine_itself_does_without_torch() -> None:

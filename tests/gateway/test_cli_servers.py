@@ -166,6 +166,10 @@ def test_an_export_to_what_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixt
         link.symlink_to(file)
         assert run(["ledger", "export", "--url", url, "--output", str(link)]) == 0
         assert (link.is_symlink(), file.read_bytes()) == (True, b"id\n1\n")
+        circle = tmp_path / "circle"
+        circle.symlink_to(circle)
+        assert run(["ledger", "export", "--url", url, "--output", str(circle)]) == 0
+        assert circle.read_bytes() == b"id\n1\n"
         said = complaint(capsys, 1, "ledger", "export", "--url", url, "--output", "/dev/full")
         assert said == "/dev/full: cannot be written (No space left on device)"
 

@@ -241,3 +241,19 @@ async def test_trailers_are_no_headers() -> None:
     endless = head + body[:-2] + b"".join(b"a%04d: %b\r\n" % (i, b"b" * 999) for i in range(70))
     answers = await exchange([nobody + LAST], [endless])
     assert [statuses(answer) for answer in answers] == [[401], [431]]
+
+
+@pytest.mark.parametrize(
+    "part", [b"0\r\nx: " + b"b" * 70_000, b"1;x=" + b"b" * 70_000], ids=["trailer", "extension"]
+)
+async def test_what_brings_a_body_no_further_is_bounded(part: bytes) -> None:
+    head, body = posted(chat_body(), chunked=True)
+    begun = body[: -len(b"0\r\n\r\n")]
+    (answer,) = await exchange([head, begun, part[:40_000], part[40_000:65_000], part[65_000:]])
+    assert statuses(answer) == [431]
+
+
+async def test_a_request_that_has_its_answer_gets_no_other() -> None:
+    head, _ = posted(b"", chunked=True)
+    (answer,) = await exchange([head.replace(K1.encode(), b"nobody"), b"no size\r\n"])
+    assert statuses(answer) == [401]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ from gateway.batches.ids import first_id, is_id, new_id
 from gateway.database.opening import Database
 from gateway.errors import ApiError
 from gateway.wire import batches, files
-from tests.gateway.batches.stage import PATH, BatchStage
+from tests.gateway.batches.stage import PATH, BatchStage, lines
 
 BODY = {"input_file_id": "file-x", "endpoint": PATH, "completion_window": "24h"}
 
@@ -49,6 +50,24 @@ async def test_its_input_must_be_there(sqlite: Database, file_id: str):
         refused = await stage.post("/v1/batches", {**BODY, "input_file_id": file_id})
     assert refused["error"]["param"] == "input_file_id"
     assert refused["error"]["code"] == "file_not_found"
+
+
+async def test_a_key_that_is_revoked_while_the_body_comes_makes_no_batch(sqlite: Database):
+    stage = BatchStage(sqlite)
+    async with stage.gateway():
+        whole = orjson.dumps({**BODY, "input_file_id": await stage.upload(lines(1))})
+        owners = stage.tenants
+
+        async def slowly() -> AsyncIterator[bytes]:
+            yield whole[:5]
+            stage.use({})
+            yield whole[5:]
+
+        async with stage.client() as client:
+            response = await client.post("/v1/batches", content=slowly())
+        assert response.status_code == 401
+        stage.use(owners)
+        assert (await stage.get("/v1/batches"))["data"] == []
 
 
 @pytest.mark.parametrize(

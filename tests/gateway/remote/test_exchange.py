@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -108,6 +109,35 @@ async def test_silence_is_timed_from_the_last_byte_and_only_while_somebody_reads
                 await exchange.read()
         assert lost.value.kind is LossKind.STALLED
         assert connections.open_exchanges == 0
+
+
+async def test_what_came_while_this_process_stood_still_was_no_silence(monkeypatch):
+    monkeypatch.setattr("gateway.remote.exchange._STANDSTILL_S", 0.05)
+
+    async def script(received: Received) -> None:
+        await received.begin_stream()
+        await waiting.wait()
+        await received.piece(b"in time")
+        time.sleep(0.3)  # noqa: ASYNC251 - everything stands still
+        await asyncio.sleep(0.02)
+        await received.piece(b", and on")
+        await received.gone()
+
+    waiting = asyncio.Event()
+    async with (
+        Upstream([script]).serve() as upstream,
+        _connections(upstream) as connections,
+        connections.exchange("/x", b"{}", {}, Patience(1.0, 0.1)) as exchange,
+    ):
+        read = asyncio.create_task(exchange.read())
+        await asyncio.sleep(0)
+        waiting.set()
+        got = await read
+        while got != b"in time, and on":
+            got += await exchange.read()
+        with pytest.raises(UpstreamLost) as lost:
+            await exchange.read()
+    assert lost.value.kind is LossKind.STALLED
 
 
 async def test_whoever_is_silent_can_be_cut_off_before_and_after_the_head():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,6 +71,32 @@ async def test_a_look_up_that_was_given_up_answers_who_asks_next(names: NameServ
     assert names.asked == ["silent"]
     await name.addresses()
     assert names.asked == ["silent"] * 2
+
+
+async def test_a_moment_without_threads_is_a_look_up_that_failed(
+    names: NameServer, monkeypatch: pytest.MonkeyPatch
+):
+    name = HostName("good", 1)
+    with monkeypatch.context() as patched:
+        start = Mock(side_effect=RuntimeError("can't start new thread"))
+        patched.setattr("gateway.remote.host_name.Thread", lambda **_: Mock(start=start))
+        with pytest.raises(OSError, match="no thread left"):
+            await name.addresses()
+    assert await name.addresses() == ["127.0.0.1", "::1"]
+    assert names.asked == ["good"]
+
+
+async def test_without_open_files_it_is_not_the_name_that_is_wrong(names: NameServer):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    looking = asyncio.create_task(HostName("nobody", 1).addresses())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        await asyncio.wait([looking])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    failure = looking.exception()
+    assert isinstance(failure, OSError)
+    assert failure.errno == errno.EMFILE
 
 
 async def test_the_operator_is_told_why_a_server_cannot_be_reached(

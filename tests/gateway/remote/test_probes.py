@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.dispatch.member import Condition
 from gateway.remote.reported_load import ReportedLoad, foreign_load, parse_load
+from policies.routing import Standing
 from tests.gateway.remote.remote_stage import KEY, chat, staged
 from tests.gateway.remote.upstream import Received, Upstream, answers, breaks_after, whole
 from tests.gateway.stage import eventually
@@ -77,6 +78,42 @@ async def test_what_others_put_on_a_server_counts():
         await eventually(lambda: member.load.standing().running > 0)
         standing = member.load.standing()
         assert (standing.waiting, standing.running) == (4, 5)
+
+
+@pytest.mark.parametrize("page", [None, "nothing that is known"], ids=["gone", "another"])
+async def test_what_a_server_says_no_more_counts_no_more(page, monkeypatch):
+    monkeypatch.setattr("gateway.remote.probes._MOST_UNREAD", 2)
+    upstream = Upstream(metrics=PAGE)
+    async with staged(upstream) as stage:
+        [member] = stage.router.members
+        await eventually(lambda: member.load.standing().waiting == 4)
+        upstream.metrics = page
+        await eventually(lambda: member.load.standing() == Standing(max_running=8))
+
+
+async def test_a_page_that_is_missed_once_changes_nothing():
+    upstream = Upstream(metrics=PAGE)
+    async with staged(upstream) as stage:
+        [member] = stage.router.members
+        await eventually(lambda: member.load.standing().waiting == 4)
+        loads = []
+        member.load.listen(lambda: loads.append(member.load.standing().waiting))
+        upstream.metrics = ""
+        seen = len(upstream.probes)
+        await eventually(lambda: len(upstream.probes) > seen + 1)
+        upstream.metrics = PAGE
+        await eventually(lambda: len(upstream.probes) > seen + 3)
+        assert loads == []
+
+
+async def test_a_server_that_comes_back_with_a_page_is_read():
+    upstream = Upstream()
+    async with staged(upstream) as stage:
+        [member] = stage.router.members
+        upstream.models_status, upstream.metrics = 500, PAGE
+        await eventually(lambda: stage.replicas[0].health().condition is Condition.DOWN)
+        upstream.models_status = 200
+        await eventually(lambda: member.load.standing().waiting == 4)
 
 
 async def test_another_process_has_forgotten_what_the_last_one_held():
