@@ -3,9 +3,8 @@
     time to first token = constant + token_s * (uncached + pending tokens)
     time per token after it = constant + sequence_s * running
 
-Both lines are followed by recursive least squares on the relative error, with exponential
-forgetting, each coefficient kept positive. One surprise moves them little, surprises in a row are
-believed.
+Both lines are followed by recursive least squares on the relative error, with forgetting, each
+coefficient kept positive. One surprise moves them little, surprises in a row are believed.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ _PRIOR_NEXT_TOKEN = (0.02, 5e-4)
 """Seconds and seconds per running sequence."""
 _STEP_TOKENS = 8192
 _PRIOR_WEIGHT = 0.01
-_DAMPING = 1e-3
-"""Share of each coefficient's own information that holds it where it is: what one observation says
-nothing about stays."""
+_LEAST_KNOWN = 1e-6
+"""Of what is known of both coefficients, as a share: rounding must not make it nothing."""
 _KEEP = 0.98
 _KEEP_AFTER_CHANGE = 0.5
 _FLOOR = 1e-3
@@ -33,21 +31,37 @@ _SHORTEST_S, _LONGEST_S = 1e-6, 3600.0
 
 
 class Line:
-    """y = intercept + slope * x, both positive, learned as observations come."""
+    """y = intercept + slope * x, both positive, learned as observations come.
 
-    __slots__ = ("_prior", "_run", "_w", "_wx", "_wxx", "_wxy", "_wy", "intercept", "slope")
+    Recursive least squares that forgets only in the direction of what it observes (L. Cao and
+    H. Schwartz, "A directional forgetting algorithm based on the decomposition of the information
+    matrix", Automatica 36, 2000): thousands of prompts of which a few tokens are new say what the
+    intercept is, and nothing of what a long one would take, which is remembered meanwhile.
+    """
+
+    __slots__ = ("_intercept", "_prior", "_run", "_slope", "_w", "_wx", "_wxx")
 
     def __init__(self, intercept: float, slope: float) -> None:
         """What to go by until something was observed; both > 0."""
         if not (intercept > 0 and slope > 0):
             raise ValueError("a line's prior must be positive")
         self._prior = (intercept, slope)
-        self.intercept, self.slope = intercept, slope
         # in units of the prior's coefficients: x = 1 is where both terms are equal
+        self._intercept = self._slope = 1.0
+        # the information: weights, and these times x and x * x
         self._w = self._wxx = _PRIOR_WEIGHT
         self._wx = 0.0
-        self._wy = self._wxy = _PRIOR_WEIGHT
         self._run = 0
+
+    @property
+    def intercept(self) -> float:
+        """y at 0."""
+        return self._intercept * self._prior[0]
+
+    @property
+    def slope(self) -> float:
+        """By how much y grows with x."""
+        return self._slope * self._prior[1]
 
     def predict(self, x: float) -> float:
         """y at x."""
@@ -62,14 +76,14 @@ class Line:
         scale, slope_scale = self._prior
         weight = (scale / believed) ** 2  # errors count relative to what was seen
         at = x * slope_scale / scale
-        value = believed / scale
-        keep = _KEEP_AFTER_CHANGE if abs(self._run) >= _IN_A_ROW else _KEEP
-        self._w = keep * self._w + weight
-        self._wx = keep * self._wx + weight * at
-        self._wxx = keep * self._wxx + weight * at * at
-        self._wy = keep * self._wy + weight * value
-        self._wxy = keep * self._wxy + weight * at * value
-        self._solve()
+        forget = 1 - (_KEEP_AFTER_CHANGE if abs(self._run) >= _IN_A_ROW else _KEEP)
+        # how much is known in the direction (1, at), of which a part is forgotten
+        known, known_x = self._w + self._wx * at, self._wx + self._wxx * at
+        share = forget / (known + known_x * at)
+        self._w += weight - share * known * known
+        self._wx += weight * at - share * known * known_x
+        self._wxx += weight * at * at - share * known_x * known_x
+        self._move(at, weight * (believed - predicted) / scale)
 
     def _believe(self, predicted: float, y: float) -> float:
         """The value to learn from: a single surprise is bounded, the same surprise again and again
@@ -84,23 +98,20 @@ class Line:
             return y
         return predicted * (_CLIP if direction > 0 else 1 / _CLIP)
 
-    def _solve(self) -> None:
-        hold, hold_slope = _DAMPING * self._w, _DAMPING * self._wxx
-        w, wxx = self._w + hold, self._wxx + hold_slope
-        wy = self._wy + hold * self.intercept / self._prior[0]
-        wxy = self._wxy + hold_slope * self.slope / self._prior[1]
-        wx = self._wx
-        determinant = w * wxx - wx * wx
-        intercept = (wy * wxx - wxy * wx) / determinant
-        slope = (wxy * w - wy * wx) / determinant
+    def _move(self, at: float, error: float) -> None:
+        """By a weighted error at a place; a coefficient that would get too small stops there, and
+        the other makes up for it."""
+        w, wx, wxx = self._w, self._wx, self._wxx
+        determinant = max(w * wxx - wx * wx, _LEAST_KNOWN * w * wxx)
+        intercept = self._intercept + error * (wxx - wx * at) / determinant
+        slope = self._slope + error * (w * at - wx) / determinant
         if intercept < _FLOOR:
+            slope += wx * (intercept - _FLOOR) / wxx
             intercept = _FLOOR
-            slope = (wxy - wx * intercept) / wxx
         if slope < _FLOOR:
+            intercept = max(_FLOOR, intercept + wx * (slope - _FLOOR) / w)
             slope = _FLOOR
-            intercept = max(_FLOOR, (wy - wx * slope) / w)
-        self.intercept = intercept * self._prior[0]
-        self.slope = slope * self._prior[1]
+        self._intercept, self._slope = intercept, slope
 
 
 class RemoteCost:

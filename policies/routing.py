@@ -110,8 +110,21 @@ class Prediction(NamedTuple):
 
 class RoutingPolicy(Protocol):
     """Chooses among candidates. `random` is the only source of chance; equal choices are made by
-    it, so that several gateways do not herd."""
+    it, so that several gateways do not herd.
+
+    It is asked more often than something is sent: also when a request is let in, while it waits for
+    that, and by whoever only wants to know. A policy that goes by its own choices before is a
+    `TurnTaking` one.
+    """
 
     def choose(self, request: RouteRequest, candidates: Sequence[Candidate], random: Random) -> int:
         """The index of the candidate to take; there is at least one."""
+        ...
+
+
+class TurnTaking(RoutingPolicy, Protocol):
+    """A policy that is told of what was sent where, and so need not take its choices for that."""
+
+    def sent(self, replica: str) -> None:
+        """A request is being sent to the replica of this name, whoever has chosen it."""
         ...

@@ -44,9 +44,11 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """Whoever was not chosen for longest, so that it is fair while replicas come and go."""
+    """Where nothing was sent for longest, so that it is fair while replicas come and go. Until it
+    is told what was sent (`routing.TurnTaking`), that is what it chose."""
 
     def __init__(self) -> None:
+        self._is_told = False
         self._turns = 0
         self._last: dict[str, int] = {}
 
@@ -56,15 +58,24 @@ class RoundRobin:
         candidates: Sequence[Candidate],
         random: Random,
     ) -> int:
-        """The least recently chosen; among those who never were, any."""
+        """Who had the last turn longest ago; among those who never had one, any."""
         names = [candidate.name for candidate in candidates]
         chosen = _least(_usable(candidates), lambda index: self._last.get(names[index], 0), random)
         if len(self._last) > 2 * len(names):
             present = set(names)
             self._last = {name: turn for name, turn in self._last.items() if name in present}
-        self._turns += 1
-        self._last[names[chosen]] = self._turns
+        if not self._is_told:
+            self._take_turn(names[chosen])
         return chosen
+
+    def sent(self, replica: str) -> None:
+        """It has had its turn."""
+        self._is_told = True
+        self._take_turn(replica)
+
+    def _take_turn(self, replica: str) -> None:
+        self._turns += 1
+        self._last[replica] = self._turns
 
 
 class AtRandom:

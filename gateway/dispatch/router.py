@@ -82,9 +82,6 @@ class Router(Generic[ReplicaT_co]):
         self._answers = AnswerLengths()
         self._costs = ReplicaCosts()
         self._fallback = PredictedTtft()
-        self._policy_failed = False
-        self._policy = policy
-        self._policy_name = policy_name
         self._random = random
         self._members: dict[str, Member[ReplicaT_co]] = {}
         self._tells_no_events: set[str] = set()
@@ -93,6 +90,7 @@ class Router(Generic[ReplicaT_co]):
         self._newest: Receipt | None = None
         """The last decision, until something changes that it went by."""
         self._biases = PredictionBiases()
+        self.use_policy(policy_name, policy)
 
     @property
     def members(self) -> Sequence[Member[ReplicaT_co]]:
@@ -107,6 +105,7 @@ class Router(Generic[ReplicaT_co]):
     def use_policy(self, name: str, policy: RoutingPolicy) -> None:
         """Choose by another policy from the next request on."""
         self._policy_name, self._policy = name, policy
+        self._tell_policy: Callable[[str], object] | None = getattr(policy, "sent", None)
         self._policy_failed = False
         self._newest = None
 
@@ -211,14 +210,16 @@ class Router(Generic[ReplicaT_co]):
                 candidates.append(candidate)
         if not candidates:
             raise NoReplica("No replica of this model can serve now.", full=False)
-        chosen, policy = self._choose(request, candidates)
-        if candidates[chosen].standing.full:
+        # a policy may be anybody's, and must not take any of them away
+        offered = tuple(candidates)
+        chosen, policy = self._choose(request, offered)
+        if offered[chosen].standing.full:
             raise NoReplica("Every place in the replicas' queues is taken.", full=True)
         self._newest = receipt = Receipt(
             model=self.model,
             policy=policy,
             request=request,
-            candidates=candidates,
+            candidates=offered,
             chosen=chosen,
             decided_s=now_s,
             decision_s=perf_counter() - started_s,
@@ -268,17 +269,28 @@ class Router(Generic[ReplicaT_co]):
             if not 0 <= chosen < len(candidates):
                 raise IndexError(f"it chose number {chosen} of {len(candidates)}")
         except Exception as failure:  # noqa: BLE001 - a policy may be anybody's, and fail in any way
-            if not self._policy_failed:
-                self._policy_failed = True
-                _log.error(
-                    "routing policy failed",
-                    policy=self._policy_name,
-                    model=self.model,
-                    instead=_FALLBACK,
-                    exc_info=failure,
-                )
+            self._note_failure(failure, instead=_FALLBACK)
             return self._fallback.choose(request, candidates, self._random), _FALLBACK
         return chosen, self._policy_name
+
+    def _note_failure(self, failure: Exception, instead: str | None) -> None:
+        if not self._policy_failed:
+            self._policy_failed = True
+            _log.error(
+                "routing policy failed",
+                policy=self._policy_name,
+                model=self.model,
+                instead=instead,
+                exc_info=failure,
+            )
+
+    def _note_sent(self, replica: str) -> None:
+        if self._tell_policy is None:
+            return
+        try:
+            self._tell_policy(replica)
+        except Exception as failure:  # noqa: BLE001 - as above; what it chooses is followed still
+            self._note_failure(failure, instead=None)
 
     def _costs_at(self, now_s: float) -> Mapping[str, Coefficients]:
         costs = self._costs
@@ -348,6 +360,7 @@ class Placement(Generic[ReplicaT_co]):
         self._probing = not breaker.closed and breaker.start_probe(monotonic())
         self._share.__enter__()
         try:
+            self._router._note_sent(self.member.name)
             self._router._note_routed(self.member, self._prefix)
             self._router.observer.decided(self.receipt)
         except BaseException:

@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from gateway.kv_events.frames import Numbered, replayed, request
-from gateway.kv_events.sockets import open_socket
+from gateway.kv_events.sockets import connect, open_socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ async def replay(
     """
     deadline_s = monotonic() + times.all_s
     with open_socket(context, zmq.DEALER) as socket:
-        socket.connect(endpoint)
+        connect(socket, endpoint)
         await socket.send_multipart(request(first))
         while True:
             rest_s = min(times.silence_s, deadline_s - monotonic())

@@ -36,12 +36,23 @@ def open_socket(context: zmq.asyncio.Context, kind: int) -> Iterator[zmq.asyncio
         socket.close()
 
 
+def connect(socket: zmq.asyncio.Socket, endpoint: str) -> None:
+    """Connect a socket, from now on by itself. Raises ZMQError for what is no endpoint.
+
+    ZeroMQ must be told where an address is one of IPv6: it takes it otherwise, and never gets
+    there. A name is not: of one with addresses of both kinds it would try those of IPv6 alone,
+    where a vLLM listens on IPv4 unless it was told.
+    """
+    socket.ipv6 = endpoint.startswith("tcp://[")
+    socket.connect(endpoint)
+
+
 def check_endpoint(context: zmq.asyncio.Context, endpoint: str) -> None:
     """Raises ValueError unless this is something to connect to; whether anybody is there does not
     matter."""
     with open_socket(context, zmq.DEALER) as socket:
         try:
-            socket.connect(endpoint)
+            connect(socket, endpoint)
         except zmq.ZMQError as error:
             raise ValueError(f"{endpoint}: {error.strerror}") from error
 

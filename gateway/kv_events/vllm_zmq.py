@@ -25,7 +25,13 @@ from gateway.ended_tasks import end_task
 from gateway.kv_events.arrivals import Arrival, Arrivals
 from gateway.kv_events.frames import Numbered, published
 from gateway.kv_events.replay import USUAL_TIMES, ReplayTimes, replay
-from gateway.kv_events.sockets import check_endpoint, is_made, open_socket, watch_connection
+from gateway.kv_events.sockets import (
+    check_endpoint,
+    connect,
+    is_made,
+    open_socket,
+    watch_connection,
+)
 
 _log = structlog.get_logger("forebay.kv_events")
 
@@ -93,7 +99,7 @@ class VllmFollower:
             socket = scope.enter_context(open_socket(self._context, zmq.SUB))
             monitor = scope.enter_context(watch_connection(socket))
             socket.subscribe(b"")
-            socket.connect(self._endpoint)
+            connect(socket, self._endpoint)
             following = asyncio.create_task(self._follow(socket, monitor))
             scope.push_async_callback(end_task, following)
             following.add_done_callback(self._ended)

@@ -77,6 +77,13 @@ class LimitsLink:
         self._waiting.append(_Asked(command, answer, on_unclaimed))
         return answer
 
+    async def disconnect(self) -> None:
+        """Drop the client's connections, while nobody asks anything: behind a name there may be
+        another server by now, and at the other end of what was kept the old one, which takes no
+        writes any more. A cluster says itself who has taken over."""
+        if isinstance(self._client, Redis):
+            await self._client.connection_pool.disconnect()
+
     async def connect(self, command: Command, timeout_s: float) -> None:
         """Make the connection, which may take longer than an exchange, and try a command on it.
         Raises TROUBLE."""

@@ -84,6 +84,7 @@ class Sharing:
             return
         try:
             question = self._sender.call(_NOBODY, "time", self._telling.generation)
+            await self._keeping.disconnect()
             await self._keeping.connect(question, _CONNECT_S)
             await self._asking.connect(question, _CONNECT_S)
             await self._asking.ask(question)  # in the time that a reservation has

@@ -9,8 +9,10 @@ from gateway.news.messages import Decision, RoutedNews
 from gateway.news.telling import GENERATION_S, MOST_TOLD_LINKS
 
 _FORGET_S = 2 * GENERATION_S
-_MOST_SENDERS = 16
-"""Each may cost about 10 MB while it tells of nothing but new prompts."""
+_MOST_SENDERS = 1024
+_MOST_LINKS = 16 * MOST_TOLD_LINKS
+"""Of all senders together, about 160 MB. As many senders as tell of nothing but new prompts all the
+time; of others, which tell far fewer links, any number is followed."""
 
 
 @dataclass(slots=True)
@@ -27,14 +29,11 @@ class Hearing:
     """Remembers what senders told. Time is an argument."""
 
     def __init__(self) -> None:
-        self._senders: dict[bytes, _Memory] = {}
+        self._senders: dict[bytes, _Memory] = {}  # who was heard last is the last one
         self.heard = 0
         self.unresolved = 0
-
-    @property
-    def links(self) -> int:
-        """How many links are remembered, of all senders."""
-        return sum(memory.links for memory in self._senders.values())
+        self.links = 0
+        """How many are remembered, of all senders."""
 
     def hear(
         self, sender: bytes, news: RoutedNews, now_s: float
@@ -63,17 +62,23 @@ class Hearing:
         """The sender's memory, empty in a new generation, in its place as the last one heard."""
         memory = self._senders.pop(sender, None)
         if memory is None or memory.generation != generation:
+            if memory is not None:
+                self.links -= memory.links
             memory = _Memory(generation, now_s)
         memory.heard_s = now_s
         self._senders[sender] = memory
-        while len(self._senders) > _MOST_SENDERS:
-            del self._senders[next(iter(self._senders))]
-        while (oldest := next(iter(self._senders.items())))[1].heard_s < now_s - _FORGET_S:
-            del self._senders[oldest[0]]
+        while len(self._senders) > _MOST_SENDERS or self._oldest.heard_s < now_s - _FORGET_S:
+            self._forget_oldest()
         return memory
 
-    @staticmethod
-    def _learn(memory: _Memory, decision: Decision) -> bool:
+    @property
+    def _oldest(self) -> _Memory:
+        return next(iter(self._senders.values()))
+
+    def _forget_oldest(self) -> None:
+        self.links -= self._senders.pop(next(iter(self._senders))).links
+
+    def _learn(self, memory: _Memory, decision: Decision) -> bool:
         """Enter its links; False if they go on after one that is not known, or are too many."""
         parents = memory.parents.setdefault(decision.replica, {})
         if decision.after is not None and decision.after not in parents:
@@ -88,4 +93,7 @@ class Hearing:
             parents.setdefault(link, parent)
             parent = link
         memory.links += len(parents) - before
+        self.links += len(parents) - before
+        while self.links > _MOST_LINKS and self._oldest is not memory:
+            self._forget_oldest()
         return True

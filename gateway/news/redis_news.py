@@ -161,6 +161,8 @@ class RedisNews:
             if self._connected:
                 self._connected = False
                 retry_s = _FIRST_RETRY_S
+            with suppress(*_DOWN):
+                await self._streams.disconnect()
             # not all gateways in the same moment, when a Redis comes back
             await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
             retry_s = min(2 * retry_s, _LAST_RETRY_S)

@@ -62,6 +62,13 @@ class NewsStreams:
         async with asyncio.timeout(self._timeout_s):
             await self._client.xtrim(KEYS[NewsKind.ROUTED], minid=str(oldest_ms))
 
+    async def disconnect(self) -> None:
+        """Let the next exchange make a connection of its own. A server may answer, and yet be no
+        longer the one that its name stands for: one that was failed over from refuses to write, on
+        connections that are as good as ever. A cluster says itself who has taken over."""
+        if isinstance(self._client, Redis):
+            await self._client.connection_pool.disconnect()
+
     def resume(self) -> None:
         """Read on where reading stopped before the connection was lost; something must have been
         added since. What is too old is skipped. A place ahead of the server's time is given up: it

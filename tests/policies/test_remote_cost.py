@@ -59,6 +59,28 @@ def test_one_outlier_moves_little_and_a_change_is_believed():
     assert line.predict(1000) == pytest.approx(2.5, rel=0.25)
 
 
+@pytest.mark.parametrize("linear", [True, False])
+def test_short_tails_say_nothing_of_what_a_cold_prompt_takes(linear):
+    """On a GPU a few tokens take as long as one. Thousands of warm prompts in a row must not make
+    it seem that a cold one does, too."""
+    random, cost = Random(3), RemoteCost()
+
+    def seconds(tokens: int) -> float:
+        rising = tokens if linear else max(0, tokens - 200)
+        return (0.02 + 2e-5 * rising) * random.uniform(0.9, 1.1)
+
+    def observe(tokens: int) -> None:
+        cost.observe_first_token(tokens, 0, seconds(tokens))
+
+    for _ in range(40):
+        observe(random.randrange(2000, 5000))
+    for _ in range(3000):
+        observe(random.randrange(1, 65))
+    learned = cost.coefficients()
+    assert learned.constant_s == pytest.approx(0.02, rel=0.1)
+    assert learned.constant_s + learned.token_s * 4000 == pytest.approx(0.1, rel=0.2)
+
+
 def test_more_work_is_never_predicted_to_take_less():
     line, random = Line(0.03, 1e-4), Random(1)
     for _ in range(200):

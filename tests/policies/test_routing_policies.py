@@ -239,6 +239,17 @@ def test_round_robin_takes_turns_while_replicas_come_and_go() -> None:
     assert len(policy._last) <= 7
 
 
+def test_round_robin_goes_by_what_was_sent_where_it_is_told() -> None:
+    policy, random = RoundRobin(), Random(2)
+    candidates = [replica("a"), replica("b"), replica("c")]
+    policy.sent("a")
+    first = {policy.choose(PROMPT, candidates, random) for _ in range(20)}
+    assert first == {1, 2}
+    for name in "bac":
+        policy.sent(name)
+    assert {policy.choose(PROMPT, candidates, random) for _ in range(20)} == {1}
+
+
 def test_noise_is_not_negative() -> None:
     with pytest.raises(ValueError, match="noise"):
         PredictedTtft(noise=-0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from gateway.dispatch.prefix import UNKNOWN
 from gateway.dispatch.router import NoReplica, Router
 from gateway.metrics import Metrics
 from policies.routing import NOTHING_CACHED, Queued, RouteRequest
+from policies.routing_policies import RoundRobin
 from tests.gateway.fakes import ScriptedReplica
 from tests.gateway.stage import Observer, router_over
 
@@ -73,6 +75,50 @@ def test_a_policy_that_works_is_followed() -> None:
     routed.use_policy("last", Answers(1))
     receipt = routed.decide(ASK, UNKNOWN)
     assert (receipt.candidate.name, receipt.policy) == ("m/1", "last")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_turns_are_taken_by_what_is_sent_however_often_it_is_asked(count: int) -> None:
+    """A request is looked at when it is let in, perhaps while it waits, and when it is sent; who
+    asks for a dry run looks, too."""
+    routed = router(count)
+    routed.use_policy("round-robin", RoundRobin())
+    sent: Counter[str] = Counter()
+    for number in range(5 * count):
+        for _ in range(number % 4):
+            routed.decide(ASK, UNKNOWN)
+        with routed.place(ASK, UNKNOWN) as placement:
+            sent[placement.member.name] += 1
+    assert set(sent.values()) == {5}
+
+
+def test_a_policy_that_fails_when_it_is_told_is_followed_still() -> None:
+    class Deaf(Answers):
+        def sent(self, replica: str) -> None:
+            raise RuntimeError(replica)
+
+    routed = router()
+    routed.use_policy("deaf", Deaf(1))
+    with capture_logs() as logs:
+        for _ in range(2):
+            with routed.place(ASK, UNKNOWN) as placement:
+                assert (placement.member.name, placement.receipt.policy) == ("m/1", "deaf")
+    assert [line["event"] for line in logs] == ["routing policy failed"]
+    assert not any(member.load.sequences for member in routed.members)
+
+
+def test_a_policy_can_take_no_candidate_away() -> None:
+    class Greedy:
+        def choose(self, request, candidates, random) -> int:
+            candidates.clear()
+            return 0
+
+    routed = router()
+    routed.use_policy("greedy", Greedy())
+    with capture_logs():
+        receipt = routed.decide(ASK, UNKNOWN)
+    assert receipt.policy == "predicted-ttft"
+    assert len(receipt.candidates) == 2
 
 
 def test_what_was_foreseen_stands_until_something_happens() -> None:

@@ -21,9 +21,16 @@ class FakePublisher:
     """An async scope. Told apart from a vLLM only by knowing when somebody has subscribed."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, folder: Path, *, kept: int = 100, topic: bool = True
+        self,
+        context: zmq.asyncio.Context,
+        folder: Path,
+        *,
+        kept: int = 100,
+        topic: bool = True,
+        ipv6: bool = False,
     ) -> None:
-        """`topic`: whether answers have the topic, as they do in later versions."""
+        """`topic`: whether answers have the topic, as they do in later versions. `ipv6`: on ports
+        of ::1, which the machine must have."""
         self.endpoint = f"ipc://{folder}/events"
         self.replay_endpoint = f"ipc://{folder}/replay"
         self.number = 0
@@ -33,6 +40,7 @@ class FakePublisher:
         self.answers_end = True
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=kept)
         self._context = context
+        self._ipv6 = ipv6
         self._topic = [b"topic"] if topic else []
         self._scope = AsyncExitStack()
 
@@ -40,15 +48,23 @@ class FakePublisher:
         async with AsyncExitStack() as scope:
             self.socket = self._context.socket(zmq.XPUB)
             scope.callback(self.socket.close, linger=0)
-            self.socket.bind(self.endpoint)
+            self.endpoint = self._bind(self.socket, self.endpoint)
             self._router = self._context.socket(zmq.ROUTER)
             scope.callback(self._router.close, linger=0)
-            self._router.bind(self.replay_endpoint)
+            self.replay_endpoint = self._bind(self._router, self.replay_endpoint)
             answering = asyncio.create_task(self._answer())
             scope.push_async_callback(asyncio.wait, [answering])
             scope.callback(answering.cancel)
             self._scope = scope.pop_all()
         return self
+
+    def _bind(self, socket: zmq.asyncio.Socket, endpoint: str) -> str:
+        """Where it listens in the end."""
+        socket.ipv6 = self._ipv6
+        if not self._ipv6:
+            socket.bind(endpoint)
+            return endpoint
+        return f"tcp://[::1]:{socket.bind_to_random_port('tcp://[::1]')}"
 
     async def __aexit__(self, *_: object) -> None:
         await self._scope.aclose()

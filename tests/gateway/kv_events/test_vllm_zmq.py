@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -118,6 +119,27 @@ async def test_what_is_published_is_found(
         assert (stats.lives, stats.messages, stats.gaps, stats.unreadable) == (1, 3, 0, 0)
         assert stats.tracked_blocks == 11
         assert stats.untracked_blocks == {Untracked.SALT: 1, Untracked.PARENT: 9}
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="the machine has no ::1")
+async def test_an_address_of_ipv6_is_followed(context: zmq.asyncio.Context, tmp_path: Path) -> None:
+    heard = Heard()
+    async with FakePublisher(context, tmp_path, ipv6=True) as publisher:
+        vllm = FakeVllm()
+        await serve(publisher, vllm, 48, lost=True)
+        async with follower(heard, publisher, context):
+            await heard.until(lambda: heard.tokens == 48)  # asked for
+            await publisher.subscribed()
+            await serve(publisher, vllm, 160)
+            await heard.until(lambda: heard.tokens == 160)
 
 
 @pytest.mark.parametrize("topic", [True, False])

@@ -15,6 +15,7 @@ from gateway.limits.script import keys_of
 from gateway.limits.shared import SharedLimiter
 from gateway.tenants import Caller
 from policies.limits import Demand, Limits
+from tests.cache.relay import relaying
 from tests.cache.valkey import Valkey, running_valkey
 from tests.gateway.limits.stage import (
     ONE,
@@ -378,3 +379,21 @@ async def test_a_server_that_takes_nothing_more_is_told_when_it_does(valkey: Val
             client.config_set("maxmemory", "0")
         await back(limiter)
         assert kept(valkey, "t|n", "t|u", "t|c") == [requests, requests, 0]
+
+
+async def test_a_name_that_leads_to_another_server_is_followed(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """One that was failed over from answers on kept connections, and takes no writes."""
+    who = caller(Limits(rpm=20))
+    with running_valkey(tmp_path) as other, relaying(valkey.socket_path) as name:
+        async with shared(name.url, timeout_s=TIMEOUT_S) as limiter:
+            assert await run(limiter, who)
+            name.target = other.socket_path
+            with valkey.client() as client:
+                client.config_set("min-replicas-to-write", 1)
+            await lost(limiter, who)
+            await back(limiter)
+            assert await run(limiter, who)
+            await told(limiter)
+            assert kept(other, "t|n")[0] > 0

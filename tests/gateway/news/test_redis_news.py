@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from redis.exceptions import ReadOnlyError
 from structlog.testing import capture_logs
 
 from gateway.named_cache_store import open_control_client
@@ -99,6 +100,67 @@ async def test_three_gateways_are_summed_and_who_ends_is_gone_at_once(valkey: Va
             assert listener.gateways == 3
         await eventually(lambda: foreign(listener, "r").running == 1, within_s=1.0)
         assert listener.gateways == 2
+
+
+async def test_who_has_taken_over_from_a_server_is_found(valkey: Valkey, tmp_path: Path) -> None:
+    """The old one answers still, on the connections that there are, and refuses to write."""
+    directory, name = tmp_path / "other", tmp_path / "name"
+    directory.mkdir()
+    name.symlink_to(valkey.socket_path)
+    client = open_control_client(f"unix://{name}", timeout_s=2.0)
+    streams = NewsStreams(client, 1.0)
+    try:
+        with running_valkey(directory) as other:
+            await streams.add(NewsKind.LOADS, [b"to the one"])
+            name.unlink()
+            name.symlink_to(other.socket_path)
+            with valkey.client() as old:
+                old.execute_command("REPLICAOF", "127.0.0.1", "1")
+            for _ in range(2):
+                with pytest.raises(ReadOnlyError):
+                    await streams.add(NewsKind.LOADS, [b"lost"])
+            await streams.disconnect()
+            await streams.add(NewsKind.LOADS, [b"to the other"])
+            with other.client() as new:
+                assert new.xlen(LOADS) == 1
+    finally:
+        await client.aclose()
+
+
+@pytest.mark.usefixtures("_soon")
+async def test_no_connection_outlives_a_failure() -> None:
+    class Demoted(NewsStreams):
+        """Refuses to write until it is connected to anew."""
+
+        def __init__(self) -> None:
+            self.failures = self.connections = 0
+
+        async def add(self, kind: NewsKind, messages: Sequence[bytes]) -> None:
+            if self.connections < 2:
+                self.failures += 1
+                raise ReadOnlyError("READONLY You can't write against a read only replica.")
+
+        async def disconnect(self) -> None:
+            self.connections += 1
+
+        def resume(self) -> None:
+            pass
+
+        async def read(self, *, wait: bool) -> list[tuple[NewsKind, bytes]]:
+            await asyncio.sleep(1.0 if wait else 0.0)
+            return []
+
+    streams = Demoted()
+    news = RedisNews(streams, SECRET, on_routed=Ear(), clock=time.monotonic)
+    running = asyncio.create_task(news.run())
+    try:
+        with capture_logs() as logs:
+            assert await news.caught_up(5)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+    assert (streams.failures, streams.connections) == (2, 2)
+    assert [line["log_level"] for line in logs] == ["warning", "info"]
 
 
 @pytest.mark.usefixtures("_soon")

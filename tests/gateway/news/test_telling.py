@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,7 +158,8 @@ def test_both_sides_remember_a_bounded_number_of_links() -> None:
     assert heard(hearing, telling.take(0.0)) == [("a", long_prefix(9, MOST_TOLD_LINKS))]
 
 
-def test_senders_are_forgotten_in_time_and_in_number() -> None:
+def test_senders_are_forgotten_in_time_and_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.news.hearing._MOST_SENDERS", 16)
     hearing = Hearing()
 
     def hear(sender: int, now_s: float) -> None:
@@ -169,6 +171,40 @@ def test_senders_are_forgotten_in_time_and_in_number() -> None:
     assert hearing.links == 16 * 3
     hear(40, 2 * GENERATION_S + 1)
     assert hearing.links == 3
+
+
+def test_many_gateways_are_all_followed() -> None:
+    """However many take turns, what each of them goes on after is remembered."""
+    hearing = Hearing()
+    senders = [(number.to_bytes(8, "big"), Telling()) for number in range(40)]
+    for turn in range(5):
+        for sender, telling in senders:
+            links = long_prefix(0, 50) + long_prefix(turn + 1, 2)
+            telling.add("a", links)
+            [news] = telling.take(float(turn))
+            assert list(hearing.hear(sender, news, float(turn))) == [("a", list(links))]
+    assert (hearing.heard, hearing.unresolved) == (200, 0)
+    assert hearing.links == 40 * (50 + 5 * 2)
+
+
+def test_what_all_senders_told_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was not heard for longest is forgotten, and heard again from its next generation."""
+    monkeypatch.setattr("gateway.news.hearing._MOST_LINKS", 250)
+    hearing = Hearing()
+
+    def hear(sender: int, generation: int, *decisions: Decision) -> int:
+        news = RoutedNews(generation, decisions)
+        return len(list(hearing.hear(sender.to_bytes(8, "big"), news, 0.0)))
+
+    for sender in range(3):
+        assert hear(sender, 0, Decision("a", None, long_prefix(sender, 100))) == 1
+        assert hearing.links <= 250
+    assert hear(1, 0, Decision("a", long_prefix(1, 100)[-1], ())) == 1
+    assert hear(0, 0, Decision("a", long_prefix(0, 100)[-1], ())) == 0
+    assert hear(0, 1, Decision("a", None, long_prefix(0, 300))) == 1
+    assert hearing.links == 300  # of the one that speaks, whatever it may tell
+    assert hear(1, 1, Decision("a", None, prefix("a"))) == 1
+    assert hearing.links <= 250
 
 
 def test_links_that_collide_make_no_ring() -> None:
