@@ -26,7 +26,7 @@ if [ -z "$$found" ]; then \
     exit 1; \
 fi
 
-.PHONY: help serve test lint types bench soak clean
+.PHONY: help serve test lint types bench soak clean unmoved
 
 help:
 	@sed -n '1,2s/^# //p' Makefile
@@ -57,9 +57,21 @@ soak: $(VENV)/.installed-test
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
+# The commands of a virtual environment name the directory it was made in, and run from no other. A
+# long one stands in the second line.
+unmoved:
+	@made=$$(sed -n -e '1s/^#!//p' -e "2s/^'''exec' //p" $(BIN)/forebay 2>/dev/null | tail -n 1); \
+	case "$$made" in /*/bin/python*|\"/*/bin/python*) \
+	    made=$${made%/bin/python*}; made=$${made#\"}; \
+	    [ "$$made" -ef "$(VENV)" ] || { \
+	        echo "forebay: $(VENV) was made as $$made and does not work here: 'make clean' first" >&2; \
+	        exit 1; \
+	    };; \
+	esac
+
 # A virtual environment may be without pip: Debian's venv module has none of its own, uv gives none,
 # and making one may have been cut off. Then it is had from Python itself, or from the pip that is there.
-$(VENV)/.installed: $(BIN)/python pyproject.toml
+$(VENV)/.installed: $(BIN)/python pyproject.toml | unmoved
 	@echo "forebay: installing into $(VENV); the first time this downloads torch (about 3 GB on Linux;"
 	@echo "forebay: far less with its CPU build, see README.md) and takes a few minutes"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null 2>&1 || { \

@@ -32,7 +32,7 @@ from gateway.settings_unbuilt import take_out_unbuilt, unbuilt_keys
 from gateway.state_dir import StateDir
 from gateway.tenants import hash_key
 
-_PREFIX = "FOREBAY_"
+VARIABLE_PREFIX = "FOREBAY_"
 _FLAGS: Mapping[str, KeyPath] = {
     "--host": ("server", "host"),
     "--port": ("server", "port"),
@@ -40,6 +40,11 @@ _FLAGS: Mapping[str, KeyPath] = {
     "--log-level": ("server", "log_level"),
 }
 _LARGEST_PREFIX_BYTES = 16 << 20
+_TAB = r"found character '\t' that cannot start any token"
+_MISINDENTED = frozenset(
+    f"expected <block end>, but found '{found}'"
+    for found in ("<block mapping start>", "<block sequence start>", "-", "?")
+)
 BUNDLED_MODEL_NAME = "smollm2-135m-instruct"
 DEMO_TENANT = "demo"
 
@@ -78,7 +83,7 @@ def load_settings(
     mistakes += [
         f"{variable}: {message}"
         for variable, message in _unknown_sections(environ).items()
-        if variable not in _named_variables(tree)
+        if variable not in named_variables(tree)
     ]
     mistakes += [
         f"{locate(source, origins, key)}: {message}"
@@ -150,11 +155,16 @@ class _StrictLoader(yaml.SafeLoader):
 
 def _without_content(problem: str | None) -> str:
     """YAML's complaint with quoted pieces of the file taken out, for they might be secrets."""
-    return re.sub(
+    if problem is None:
+        return "is not valid YAML"
+    if problem == _TAB:
+        return "a tab; YAML is indented by spaces"
+    said = re.sub(
         r"'([^']*)'",
         lambda quoted: quoted[0] if len(quoted[1]) < 2 or quoted[1][0] == "<" else "(...)",
-        problem or "is not valid YAML",
+        problem,
     )
+    return f"{said} (look at the indentation)" if problem in _MISINDENTED else said
 
 
 def _default_tree(state: StateDir) -> dict[str, Any]:
@@ -244,10 +254,10 @@ def _apply_variable(
 ) -> str | None:
     """Put one variable's value into the tree if it names a key; returns what is wrong, if it is."""
     key = _key_of(variable)
-    if key is None or (len(key) > 1 and key[0] not in _keys_at(())):
+    if key is None or (len(key) > 1 and key[0] not in keys_at(())):
         return None
     for depth, part in enumerate(key):
-        known = _keys_at(key[:depth])
+        known = keys_at(key[:depth])
         if isinstance(part, str) and part not in known:
             return "names no setting" + _variable_meant(key, depth, known)
     try:
@@ -262,17 +272,17 @@ def _apply_variable(
 
 def _key_of(variable: str) -> KeyPath | None:
     """FOREBAY_MODELS__0__DTYPE -> ("models", 0, "dtype"); None if it cannot be a setting's."""
-    if not variable.startswith(_PREFIX):
+    if not variable.startswith(VARIABLE_PREFIX):
         return None
-    parts = variable[len(_PREFIX) :].lower().split("__")
-    if len(parts) == 1 and parts[0] not in _keys_at(()):
+    parts = variable[len(VARIABLE_PREFIX) :].lower().split("__")
+    if len(parts) == 1 and parts[0] not in keys_at(()):
         return None
     return tuple(int(part) if part.isdecimal() else part for part in parts)
 
 
 def _unknown_sections(environ: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like overrides of a section that does not exist."""
-    known = _keys_at(())
+    known = keys_at(())
     unknown = {}
     for variable in sorted(environ):
         key = _key_of(variable)
@@ -288,10 +298,10 @@ def _variable_meant(key: KeyPath, depth: int, known: list[str]) -> str:
     if close is None:
         return ""
     name = "__".join(str(part).upper() for part in (*key[:depth], close, *key[depth + 1 :]))
-    return f"; did you mean {_PREFIX}{name}?"
+    return f"; did you mean {VARIABLE_PREFIX}{name}?"
 
 
-def _named_variables(tree: dict[str, Any]) -> set[str]:
+def named_variables(tree: dict[str, Any]) -> set[str]:
     """Variables that the configuration itself refers to; any spelling is theirs to choose."""
     names = set()
     stack: list[Any] = [tree]
@@ -331,7 +341,7 @@ def _put(tree: dict[str, Any], key: KeyPath, value: Any) -> bool:
     return True
 
 
-def _keys_at(path: KeyPath) -> list[str]:
+def keys_at(path: KeyPath) -> list[str]:
     """The names of all keys, built or not, in the section at `path`."""
     section: type[Section] | None = Settings
     for part in path:
@@ -360,7 +370,7 @@ def _causes(error: ValidationError) -> list[Mapping[str, Any]]:
 
 def _line(source: str, origins: Mapping[KeyPath, str], error: Mapping[str, Any]) -> str:
     path: KeyPath = error["loc"]
-    known = _keys_at(path[:-1])
+    known = keys_at(path[:-1])
     shown = path
     if error["type"] in ("extra_forbidden", "invalid_key"):
         shown = (*path[:-1], shown_key(path[-1]))

@@ -68,9 +68,9 @@ def embedded_redis(
     holds the state directory's lock and its server does not answer, or if a directory cannot be
     used. Takes as long as the server does to answer; leaving the scope, as long as it does to save.
     """
-    program = find_program() if sys.platform == "linux" else None
+    program = _program()
     if program is None:
-        how = "pip install 'forebay[embedded]'" if sys.platform == "linux" else "it needs Linux"
+        how = how_to_get_it()
         _log.warning("no embedded Redis, KV will not outlive this process", get_it=how)
         yield None
         return
@@ -79,6 +79,22 @@ def embedded_redis(
         yield keeper.start()
     finally:
         keeper.close()
+
+
+def how_to_get_it() -> str | None:
+    """What has to be done so that there is a server to run; None where there is one."""
+    if _program() is not None:
+        return None
+    if sys.platform != "linux":
+        return "it needs Linux"
+    root = Path(__file__).resolve().parents[1]
+    if (root / "pyproject.toml").is_file():  # a checkout, which no index has
+        return f"pip install '.[embedded]' in {root}"
+    return "pip install 'forebay[embedded]'"
+
+
+def _program() -> Path | None:
+    return find_program() if sys.platform == "linux" else None
 
 
 class _Keeper:

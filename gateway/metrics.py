@@ -34,6 +34,7 @@ from gateway.limits.metrics import LimitsCollector
 from gateway.registry.metrics import RegistryCollector
 from gateway.replica_metrics import ReplicaCollector
 from gateway.slo_metrics import SloCollector
+from gateway.utilization_metrics import UtilizationCollector
 from gateway.version import __version__
 
 # The client library would double every counter and histogram by the time it was made at.
@@ -163,6 +164,8 @@ class Metrics:
             self._registry.register(collector)
         self._replicas = ReplicaCollector()
         self._registry.register(self._replicas)
+        self.utilization = UtilizationCollector()
+        self._registry.register(self.utilization)
         self._caches = CacheCollector(self._tenant_of_tag)
         self._registry.register(self._caches)
         lag_max = Gauge(
@@ -171,11 +174,11 @@ class Metrics:
             registry=self._registry,
         )
         lag_max.set_function(self._lag_max.current)
-        self.add_tenants(tenants)
+        self.set_tenants(tenants)
         for tenant in self._tenants:
             self._in_flight_child(tenant)
 
-    def add_tenants(self, tenants: Iterable[str]) -> None:
+    def set_tenants(self, tenants: Iterable[str]) -> None:
         """All that there are now, old and new. Who is gone has no series any more, or they would
         become ever more where tenants come and go; what still ends of theirs counts as "other"."""
         before, self._tenants = self._tenants, frozenset(tenants)
@@ -250,6 +253,7 @@ class Metrics:
         """It is there no longer."""
         self._replicas.forget(replica)
         self._caches.forget(replica)
+        self.utilization.forget(replica)
         if self._steps_of.pop(replica, None) is not None:
             for metric in (self._step_seconds, self._step_tokens, self._step_sequences):
                 metric.remove(replica)
@@ -264,6 +268,7 @@ class Metrics:
         series.seconds.observe(report.seconds)
         series.tokens.observe(report.tokens)
         series.sequences.observe(report.sequences)
+        self.utilization.observe(replica, report)
 
     def observe_loop_lag(self, lag_s: float) -> None:
         """A timer of the event loop ran this much too late."""

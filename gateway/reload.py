@@ -224,7 +224,7 @@ class Reloader:
                 _log.exception("config could not be read, the last good one stays")
                 return False
             tenants = self._config.current.settings.tenants
-            self._metrics.add_tenants(tenant.id for tenant in tenants)
+            self._metrics.set_tenants(tenant.id for tenant in tenants)
             return True
 
     async def _follow_file(self) -> bool:

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import EngineError
 from gateway.announcing import announce
+from gateway.config_variables import variables_without_effect
 from gateway.credentials import (
     admin_key,
     known_secrets,
@@ -138,6 +139,8 @@ def serve(source: ConfigSource, *, open_fleet: OpenFleet, make_app: MakeApp) -> 
         _log.warning("the server secret is weak", reason=weakness)
     for weakness in weak_keys(snapshot.settings, source.environ):
         _log.warning("a key is weak", reason=weakness)
+    for variable, meant in variables_without_effect(snapshot.settings, source.environ).items():
+        _log.warning("a variable is ignored", variable=variable, did_you_mean=meant)
     # One of several that share a port: others answer while this one loads.
     shares_port = HANDED_OVER in os.environ
     sockets = listen(server.host, server.port)
@@ -295,20 +298,14 @@ class _Process:
         server = self._settings.server
         url = base_url(self._sockets, server.host, tls=server.tls.cert is not None)
         names = [model.name for model in self._settings.models]
-        key = self._demo_key or "$FOREBAY_API_KEY"
-        body = (
-            f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
-        )
         lines = [f"forebay {__version__} serves {', '.join(names)} at {url}"]
         if self._demo_key:
             lines.append(f"demo key: {self._demo_key}")
-        lines += [
-            f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
-            f"-H 'Content-Type: application/json' -d '{body}'",
-        ]
+        lines.append(_first_request(url, names[0], self._demo_key))
         if not announce("\n".join(lines) + "\n"):
             _log.warning("standard output cannot be written to")
         _log.info("ready", url=url, models=names)
+        _say_if_nobody_is_let_in(self._runtime.current)
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():
@@ -378,6 +375,36 @@ def _loaded_heap_at_rest() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
+
+
+def _first_request(url: str, model: str, demo_key: str | None) -> str:
+    """A command to paste; without a demo key the shell is to know one."""
+    key = demo_key or "$FOREBAY_API_KEY"
+    # At temperature 1 so small a model as the bundled one says little that makes sense.
+    sampling = '"temperature": 0.2, ' if demo_key else ""
+    body = (
+        f'{{"model": "{model}", {sampling}'
+        '"messages": [{"role": "user", "content": "Say hello."}]}'
+    )
+    return (
+        f'curl {url}/v1/chat/completions -H "Authorization: Bearer {key}" '
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+def _say_if_nobody_is_let_in(current: Snapshot) -> None:
+    """Of tenants there may be none yet; without an operator's key there never will be one."""
+    if current.settings.tenants:
+        return
+    if current.admin_key_digest is not None:
+        _log.info("there are no tenants: `forebay tenants create` makes the first one")
+    else:
+        _log.warning(
+            "there are no tenants and no operator's key, so that nobody is ever let in: put "
+            "tenants into the configuration, or set the key, start again and make them with "
+            "`forebay tenants create`",
+            key_from=current.settings.server.admin_key_env,
+        )
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:

@@ -52,7 +52,7 @@ class Tenancy:
         self.database = LateDatabase()
         self.trail = AuditTrail(self.database)
         self.registry = Registry(
-            self.database, runtime, on_tenants=metrics.add_tenants, follow=follow
+            self.database, runtime, on_tenants=metrics.set_tenants, follow=follow
         )
         self.limiter: Limiter = LocalLimiter(Seeds(_nothing_spent))
         self.ledger: Ledger = NoLedger()

@@ -141,7 +141,7 @@ async def first_model(endpoint: Endpoint) -> str:
     try:
         answer = await fetch(endpoint, "GET", f"{endpoint.base_path}/models")
     except UnreachableError as error:
-        raise CampaignError(str(error)) from None
+        raise CampaignError(f"{error}; is `forebay serve` running?") from None
     except ExchangeError as error:
         raise CampaignError(f"{where}: {error}") from None
     if answer.status in _NO_ENTRY:

@@ -60,6 +60,11 @@ class HfCheckpoint:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         config = directory / CONFIG
+        if not config.exists():
+            raise ModelLoadError(
+                f"{config}: no such file; a model is a Hugging Face directory ({CONFIG}, "
+                "*.safetensors, tokenizer.json) or a .gguf file"
+            )
         self.architecture = hf_architecture(Fields(config, read_json(config)))
         self.text = HfText(directory)
         self._shards = _shards(directory)

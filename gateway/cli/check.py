@@ -10,13 +10,14 @@ import typer
 
 from gateway.settings import ModelSettings
 from gateway.settings_cache import CacheSettings
-from gateway.settings_redis import OFF, RedisSettings, shown_url
+from gateway.settings_redis import EMBEDDED, OFF, shown_url
 from gateway.settings_tenants import TenantSettings
 
 
 def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file.")]) -> None:
     """Validate a configuration file and say what it amounts to."""
     # It takes longer to import than most commands run, so not when another one is asked for.
+    from gateway.embedded_redis import how_to_get_it
     from gateway.reload import ConfigSource
 
     settings = ConfigSource(config, os.environ, {}).load().settings
@@ -27,8 +28,12 @@ def check(config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML fi
     redis = settings.redis
     apart = "" if redis.kv_url is None else f", KV in {shown_url(redis.kv_url)}"
     typer.echo(f"redis {shown_url(redis.url)}{apart}")
+    lacking = how_to_get_it() if EMBEDDED in (redis.url, redis.for_kv) else None
+    if lacking is not None:
+        typer.echo(f"no embedded Redis on this machine, it will be done without: {lacking}")
+    kv_in_redis = redis.for_kv != OFF and (redis.for_kv != EMBEDDED or lacking is None)
     for model in settings.models:
-        typer.echo(f"model {model.name}: {_described(model, redis)}")
+        typer.echo(f"model {model.name}: {_described(model, kv_in_redis=kv_in_redis)}")
     for tenant in settings.tenants:
         typer.echo(
             f"tenant {tenant.id}: {len(tenant.keys)} key(s), models {', '.join(tenant.models)}, "
@@ -66,7 +71,7 @@ def _promise(tenant: TenantSettings) -> str:
     return f"promised {' and '.join(said)} for {slo.target:.4g} of requests, else {slo.on_overload}"
 
 
-def _described(model: ModelSettings, redis: RedisSettings) -> str:
+def _described(model: ModelSettings, *, kv_in_redis: bool) -> str:
     if model.remote:
         servers = ", ".join(f"{remote.engine} at {remote.url}" for remote in model.remote)
         followed = "text" if model.tokenizer is None else "tokens"
@@ -75,11 +80,11 @@ def _described(model: ModelSettings, redis: RedisSettings) -> str:
     return (
         f"{model.path}, {replicas.count} replica(s) {replicas.kind}, device {model.device}, "
         f"dtype {model.dtype}, context {model.max_context}, batch {model.max_running}, "
-        f"KV on {', '.join(_tiers(model.cache, redis))}"
+        f"KV on {', '.join(_tiers(model.cache, kv_in_redis=kv_in_redis))}"
     )
 
 
-def _tiers(cache: CacheSettings, redis: RedisSettings) -> list[str]:
+def _tiers(cache: CacheSettings, *, kv_in_redis: bool) -> list[str]:
     """The tiers that are switched on for a model."""
-    on = {"device": True, "DRAM": cache.dram > 0, "Redis": cache.redis and redis.for_kv != OFF}
+    on = {"device": True, "DRAM": cache.dram > 0, "Redis": cache.redis and kv_in_redis}
     return [name for name, here in on.items() if here]

@@ -29,7 +29,7 @@ from gateway.cli.settings_given import File, Settings, given_settings
 
 tenants = typer.Typer(
     help="Show, make, change and delete tenants of a running server. Those of its configuration "
-    "file are shown here, and changed there."
+    "file (without one, of forebay's own configuration) are shown here, and changed there."
 )
 
 TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.")]

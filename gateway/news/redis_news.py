@@ -98,6 +98,7 @@ class RedisNews:
         self._next_trim_s = float("-inf")
         self._connected = False
         self._outage_said = False
+        self._failed_before = False
         self._refused = 0
         self._sent_bytes = 0
 
@@ -281,7 +282,11 @@ class RedisNews:
             _log.info("Redis answers again: gateways hear of each other")
 
     def _say_outage(self, failure: Exception) -> None:
-        if not self._outage_said:
+        # Not of the very first attempt: while a gateway starts, its loop may be held up for longer
+        # than Redis is given to answer.
+        first = not self._failed_before and not self._caught_up.is_set()
+        self._failed_before = True
+        if not first and not self._outage_said:
             self._outage_said = True
             # the kind of error only: its text may repeat what was sent
             _log.warning(

@@ -323,7 +323,8 @@ class Registry:
         if tenant_id in self._files_tenants():
             raise ApiError(
                 409,
-                "A tenant of this id is in the configuration file: that is where it is changed.",
+                "A tenant of this id is in the configuration file (without one, in forebay's own "
+                "configuration): that is where it is changed.",
                 code="tenant_in_file",
             )
 
@@ -331,7 +332,8 @@ class Registry:
         if key_id in self._runtime.file.key_ring.callers:
             raise ApiError(
                 409,
-                "This key is in the configuration file: that is where it is changed.",
+                "This key is in the configuration file (without one, in forebay's own "
+                "configuration): that is where it is changed.",
                 code="key_in_file",
             )
 

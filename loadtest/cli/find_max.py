@@ -12,7 +12,7 @@ import typer
 from loadtest.attainment import promising
 from loadtest.cli import options
 from loadtest.cli.errors import FAILED, INTERRUPTED, finished, mistakes, say, stop
-from loadtest.cli.results import check_writable, keep
+from loadtest.cli.results import check_writable, keep, progress_bar
 from loadtest.cli.wanted import Pace, Wanted, entry_keys, manner_of, slo_of, wanted
 from loadtest.contenders import Source, checked, opened
 from loadtest.find_max import FoundMax, Measure
@@ -176,13 +176,14 @@ def _measure(
     async def measure(rate: float, repetition: int) -> Run:
         # No two runs share a prompt, whichever rates they have.
         number = what.seed * _SEEDS_OF_A_SEARCH + len(runs)
-        run = await measured(
-            at,
-            what.load_at(rate, number),
-            manner,
-            warm_up=() if runs else warm,
-            settings={"rate": f"{rate:g} {unit}", "repetition": str(repetition)},
-        )
+        with progress_bar(f"{at.name} at {rate:.3g} {unit}") as on_progress:
+            run = await measured(
+                at,
+                what.load_at(rate, number),
+                replace(manner, on_progress=on_progress),
+                warm_up=() if runs else warm,
+                settings={"rate": f"{rate:g} {unit}", "repetition": str(repetition)},
+            )
         if manner.stop is not None and manner.stop.is_set():
             raise StoppedError
         runs.append(run)

@@ -76,3 +76,16 @@ def test_a_python_that_is_named_is_the_only_one_that_is_tried(tmp_path: Path) ->
     assert not (tmp_path / "venv").exists()
     done = make(tmp_path / "venv", path=tmp_path / "path")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "head", ["#!{bin}/python3", '#!/bin/sh\n\'\'\'exec\' "{bin}/python3" "$0" "$@"']
+)
+def test_a_virtual_environment_that_was_moved_is_told_of(tmp_path: Path, head: str) -> None:
+    interpreter(tmp_path / "venv/bin/python")
+    for where, returncode in ((tmp_path / "venv", 0), (tmp_path / "old place", 2)):
+        script = tmp_path / "venv/bin/forebay"
+        script.write_text(head.format(bin=where / "bin") + "\nimport sys\n")
+        done = make(tmp_path / "venv")
+        assert done.returncode == returncode, done.stderr
+    assert f"was made as {tmp_path}/old place and does not work here: 'make clean'" in done.stderr

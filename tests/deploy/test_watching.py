@@ -161,6 +161,12 @@ def test_everything_that_a_tenant_may_be_refused_for_is_shown() -> None:
     } <= shown
 
 
+def test_engines_are_measured_against_what_limits_them() -> None:
+    shown = [each["expr"] for panel in panels() for each in panel["targets"]]
+    assert [each for each in shown if re.search(r'forebay_mfu\{[^}]*kind="prefill"', each)]
+    assert [each for each in shown if re.search(r'forebay_mbu\{[^}]*kind="decode"', each)]
+
+
 def test_expressions_are_balanced_and_say_whose_series_they_mean() -> None:
     for panel in panels():
         for target in panel["targets"]:

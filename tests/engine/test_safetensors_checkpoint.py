@@ -163,7 +163,7 @@ def test_contradictions_are_one_line_errors(llama, changes, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("config.json", r"config\.json: No such file"),
+        ("config.json", r"config\.json: no such file; a model is a Hugging Face directory \("),
         ("tokenizer.json", r"tokenizer\.json: No such file"),
         ("model.safetensors", r"neither model\.safetensors nor model\.safetensors\.index\.json"),
     ],

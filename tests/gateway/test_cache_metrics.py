@@ -134,5 +134,5 @@ def test_a_tenant_that_a_reload_brings_gets_its_name():
     metrics.watch_cache("m/0", "m", lambda: stats(share))
     series = 'forebay_tenant_cache_bytes{tenant="late",tier="device"}'
     assert series not in values(metrics)
-    metrics.add_tenants(["acme", "late"])
+    metrics.set_tenants(["acme", "late"])
     assert values(metrics)[series] == 100

@@ -93,6 +93,21 @@ def test_check_says_what_a_file_amounts_to(
     ]
 
 
+def test_check_counts_on_no_embedded_redis_that_is_not_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.embedded_redis.find_program", lambda: None)
+    path = tmp_path / "forebay.yaml"
+    path.write_text(CONFIG)
+    assert run(["check", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "\nno embedded Redis on this machine, it will be done without: " in out
+    assert "KV on device, DRAM\n" in out
+    path.write_text(CONFIG + "redis: {url: off}\n")
+    assert run(["check", str(path)]) == 0
+    assert "embedded" not in capsys.readouterr().out
+
+
 def test_check_says_that_nobody_is_let_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,12 @@ def test_a_directory_is_named(tmp_path: Path) -> None:
         (b"a: *sk-secret", "FILE:1:4: found undefined alias (...)"),
         (b"[" * 5000, "FILE: is nested too deeply"),
         (b"? [1]\n: 2\n? [1]\n: 3\n", "FILE:1:3: found unhashable key"),
+        (b"a:\n\tb: 1\n", "FILE:2:1: a tab; YAML is indented by spaces"),
+        (
+            b"a:\n  b: 1\n c: 2\n",
+            "FILE:3:2: expected <block end>, but found '<block mapping start>' "
+            "(look at the indentation)",
+        ),
         (b"a: 2024-99-99", "FILE: has a value that is none of its type"),
         (b"a: !!int sk-secret", "FILE: has a value that is none of its type"),
     ],

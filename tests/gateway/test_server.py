@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import socket
 import ssl
@@ -22,7 +23,7 @@ from structlog.testing import capture_logs
 
 from gateway.listening import PortUnavailable, base_url, check_tls, listen
 from gateway.reload import ConfigSource
-from gateway.server import serve
+from gateway.server import _first_request, _say_if_nobody_is_let_in, serve
 from gateway.settings import TlsSettings
 from gateway.settings_errors import ConfigError
 from gateway.tenants import hash_key
@@ -398,3 +399,44 @@ def test_a_weak_secret_is_warned_of_at_the_start(
             serve(source, open_fleet=taken, make_app=taken)
         assert [line["event"] for line in logs] == ["the server secret is weak"] * warnings
         assert secret not in str(logs)
+
+
+def test_a_start_warns_of_a_variable_that_is_nearly_a_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: object) -> None:
+        raise PortUnavailable("taken")
+
+    monkeypatch.setattr("gateway.server.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("gateway.server.listen", taken)
+    config = tmp_path / "forebay.yaml"
+    config.write_text(CONFIG.replace("PORT", "0"))
+    environ = {"FOREBAY_PORT": "8123", "FOREBAY_STATE_DIR": str(tmp_path / "state")}
+    with capture_logs() as logs, pytest.raises(PortUnavailable):
+        serve(ConfigSource(config, environ, {}), open_fleet=taken, make_app=taken)
+    [line] = logs
+    assert (line["variable"], line["did_you_mean"]) == ("FOREBAY_PORT", "FOREBAY_SERVER__PORT")
+
+
+@pytest.mark.parametrize(("tenants", "admin_key"), [(0, False), (0, True), (1, False)])
+def test_a_start_says_how_somebody_gets_in(tmp_path: Path, tenants: int, admin_key: bool) -> None:
+    config = tmp_path / "forebay.yaml"
+    lines = CONFIG.replace("PORT", "0").splitlines()
+    config.write_text("\n".join(line for line in lines if tenants or "tenants" not in line))
+    environ = {"FOREBAY_ADMIN_KEY": "k" * 40} if admin_key else {}
+    with capture_logs() as logs:
+        _say_if_nobody_is_let_in(ConfigSource(config, environ, {}).load())
+    assert len(logs) == 1 - tenants
+    for line in logs:
+        assert line["log_level"] == ("info" if admin_key else "warning")
+        assert "`forebay tenants create`" in line["event"]
+        assert admin_key or line["key_from"] == "FOREBAY_ADMIN_KEY"
+
+
+def test_the_request_to_paste_is_valid_and_calm_for_the_demo_alone() -> None:
+    for demo_key in ("sk-demo", None):
+        words = shlex.split(_first_request("http://here", "tiny", demo_key))
+        body = json.loads(words[-1])
+        assert body["model"] == "tiny"
+        assert body.get("temperature") == (0.2 if demo_key else None)
+        assert f"Authorization: Bearer {demo_key or '$FOREBAY_API_KEY'}" in words

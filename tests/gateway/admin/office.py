@@ -44,7 +44,7 @@ class Office:
         self.tenancy.registry = Registry(
             self.tenancy.database,
             self.runtime,
-            on_tenants=self.stage.metrics.add_tenants,
+            on_tenants=self.stage.metrics.set_tenants,
             poll_s=self.poll_s,
         )
         self.database = self.tenancy.database

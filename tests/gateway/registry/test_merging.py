@@ -112,7 +112,7 @@ async def test_a_reload_keeps_what_was_made_at_run_time_and_the_other_way_round(
         assert settings is running.runtime.current.settings
 
     running.reloader.on_change(apply)
-    told = {"follow": running.reloader.catch_up, "on_tenants": running.metrics.add_tenants}
+    told = {"follow": running.reloader.catch_up, "on_tenants": running.metrics.set_tenants}
     async with (
         sqlite.open() as database,
         following(database, runtime=running.runtime, **told) as gateway,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,23 @@ def test_the_rate_is_found_and_every_run_kept(
     assert len(list(tmp_path.glob("run-*.json"))) == len(fake.loads)
     assert read_run(tmp_path / "run-1.json").settings["rate"] == "1 sessions/s"
     assert KEY not in output + page.read_text()
+
+
+def test_every_run_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+
+    @contextmanager
+    def bar(title: str) -> Iterator[None]:
+        titles.append(title)
+        yield
+
+    fake = faked(monkeypatch)
+    monkeypatch.setattr(cli_find_max, "progress_bar", bar)
+    with served() as server:
+        code, output = command("find-max", url(server), *SEARCH)
+    assert code == 0, output
+    assert len(titles) == len(fake.loads)
+    assert titles[0].endswith(" at 1 sessions/s")
 
 
 def test_no_rate_that_holds_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

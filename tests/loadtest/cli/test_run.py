@@ -233,5 +233,5 @@ def test_wrong_use_ends_with_2_and_names_what_is_wrong(
 def test_a_server_that_is_not_there_is_one_line() -> None:
     assert command("run", "http://127.0.0.1:1/v1", "--seed", "1") == (
         1,
-        "loadtest: 127.0.0.1:1: cannot connect (Connection refused)\n",
+        "loadtest: 127.0.0.1:1: cannot connect (Connection refused); is `forebay serve` running?\n",
     )
