@@ -17,7 +17,7 @@ from collections.abc import Sequence as Ordered
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from cache.block_events import BlockEvents
 from cache.block_pool import Share
@@ -30,10 +30,11 @@ from engine.ending import EndRules, last_words
 from engine.errors import BadLogits, EngineError, LogitsNotFinite
 from engine.executors.base import Executor
 from engine.pausing import Allowance, Pauses, gives_way_to
-from engine.report import EngineStats, StepReport
+from engine.report import EngineStats, StepReport, StepWork
 from engine.request import EngineOutput, EngineRequest, FinishReason
 from engine.scheduler import Chunk, Scheduler
 from engine.sequence import Sequence
+from engine.step_work import ModelWork
 from policies.batching import CONTINUOUS, Batching
 from policies.cost import Coefficients, StepShape
 
@@ -67,6 +68,13 @@ class EngineOptions:
     batching: Batching = CONTINUOUS
 
 
+class _Asked(NamedTuple):
+    """What a step is to compute, in the terms of the cost model and of the device."""
+
+    shape: StepShape
+    work: StepWork | None
+
+
 class Engine:
     """Owns an executor, its page pool and the thread that steps them."""
 
@@ -77,11 +85,13 @@ class Engine:
         options: EngineOptions,
         sink: Sink,
         open_cache: OpenCache = device_only,
+        model_work: ModelWork | None = None,
     ) -> None:
         """`sink` is called on the engine's thread after every step, and between steps when there is
         something to say; first of all with a snapshot of the tiers and what work takes.
 
-        `open_cache` gets a function that wakes the step loop, callable from any thread.
+        `open_cache` gets a function that wakes the step loop, callable from any thread. Without
+        `model_work` reports say nothing of the work in a step.
 
         Raises EngineError unless the pages hold at least one sequence of `max_context` tokens.
         """
@@ -94,6 +104,7 @@ class Engine:
                 f"{options.max_context}: raise the model's cache.device or lower its max_context"
             )
         self._executor = executor
+        self._model_work = model_work
         self._longest_blocks = longest_blocks
         self._rules = EndRules(options.max_context, eos_token_ids)
         self._options = options
@@ -383,17 +394,21 @@ class Engine:
             self._tell_changes()
             self._wait_for_news()
             return
-        shape = step_shape(chunks)
+        asked = self._asked(chunks)
         started = time.perf_counter()
         priority = gives_way_to(chunks) if self._pauses.possible else None
         if priority is None:
-            self._end_step(self._computation.run(chunks), shape, started)
+            self._end_step(self._computation.run(chunks), asked, started)
         else:
             computed, aside_s = self._run_giving_way(chunks, priority)
-            self._end_step(computed, shape, started, aside_s)
+            self._end_step(computed, asked, started, aside_s)
+
+    def _asked(self, chunks: Ordered[Chunk]) -> _Asked:
+        work = None if self._model_work is None else self._model_work.of_step(chunks)
+        return _Asked(step_shape(chunks), work)
 
     def _end_step(
-        self, computed: Ordered[Computed], shape: StepShape, started_s: float, aside_s: float = 0.0
+        self, computed: Ordered[Computed], asked: _Asked, started_s: float, aside_s: float = 0.0
     ) -> None:
         """Commit and tell what a step brought that started at `started_s` (`time.perf_counter`) and
         of the time since lay aside for `aside_s`."""
@@ -402,7 +417,12 @@ class Engine:
         self._steps += 1
         self._idle_since = time.monotonic()
         seconds = time.perf_counter() - started_s - aside_s
-        self._emit(outputs, seconds, shape.tokens, shape.sequences)
+        shape = asked.shape
+        events = self._cache.take_events()
+        # what failed was perhaps not computed, and nobody knows how far
+        failed = any(isinstance(each.outcome.chosen, Exception) for each in computed)
+        work = None if failed else asked.work
+        self._report(outputs, seconds, shape.tokens, shape.sequences, events, work)
         if not aside_s:  # one that was interrupted found the caches cold: no example of others
             self._cache.cost.observe_step(shape, seconds)
         self._cache.maintain()
@@ -453,10 +473,10 @@ class Engine:
                 if allowance.steps == steps_before:
                     allowance.take(0)
                 return
-            shape = step_shape(chunks)
-            allowance.take(shape.tokens)
+            asked = self._asked(chunks)
+            allowance.take(asked.shape.tokens)
             started = time.perf_counter()
-            self._end_step(self._computation.run(chunks), shape, started)
+            self._end_step(self._computation.run(chunks), asked, started)
 
     def _take_newcomers(self) -> bool:
         """Put in line who has come; False when it is time to stop."""
@@ -551,6 +571,7 @@ class Engine:
         tokens: int,
         sequences: int,
         events: BlockEvents | None,
+        work: StepWork | None = None,
     ) -> None:
         stats = self.stats()
         cost: Coefficients | None = None
@@ -559,4 +580,6 @@ class Engine:
             cost = self._cache.cost.coefficients(
                 self._options.step_tokens, self._executor.block_tokens
             )
-        self._sink(StepReport(tuple(outputs), seconds, tokens, sequences, stats, events, cost))
+        self._sink(
+            StepReport(tuple(outputs), seconds, tokens, sequences, stats, events, cost, work)
+        )

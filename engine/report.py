@@ -33,13 +33,33 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step's model needed, see `engine.step_work`: `flops` of arithmetic, and `bytes` that
+    had to be read and written. `prefill`: it computed more than one token of some sequence."""
+
+    flops: int
+    bytes: int
+    prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What a device was measured to do at best, see `engine.peaks`: FLOP/s of a product of dense
+    matrices in the number format of an engine, and bytes/s of its memory."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """One step's outcome, handed to the owner's sink in one call (one event-loop wake-up).
 
     `seconds`, `tokens` (rows computed) and `sequences` describe the forward step; they are zero
     when the report only carries aborts or rejections. `events` is what the tiers have come to hold
     or lost since the report before, None for nothing; `cost` what work takes here, None for as last
-    told.
+    told; `work` what the step needed, None for no step, one that failed in part, or where the
+    engine was not told its model's shape.
     """
 
     outputs: tuple[EngineOutput, ...]
@@ -49,3 +69,4 @@ class StepReport:
     stats: EngineStats
     events: BlockEvents | None = None
     cost: Coefficients | None = None
+    work: StepWork | None = None

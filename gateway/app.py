@@ -122,6 +122,7 @@ def create_app(
         tenancy.database,
         tenancy.registry,
         tenancy.trail,
+        metrics.utilization,
         {
             "/admin/usage": {"GET": UsageAdmin(runtime, lambda: tenancy.book).show},
             "/admin/ledger": {"GET": LedgerAdmin(runtime, lambda: tenancy.book).export},

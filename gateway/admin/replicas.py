@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 from pydantic import ValidationError
 
@@ -18,6 +20,7 @@ from gateway.models import Models
 from gateway.registry.audit import Deed
 from gateway.reload import RuntimeConfig, Snapshot
 from gateway.settings_fleet import RemoteSettings
+from gateway.utilization_metrics import UtilizationCollector
 from gateway.wire.fields import Fields
 from gateway.wire.json_body import parse_object
 from gateway.wire.unknown_names import refuse_unknown_fields, refuse_unknown_parameters
@@ -31,10 +34,17 @@ class ReplicaAdmin:
     """Handlers. Each needs the operator's key. What is added here lasts until a restart: what is to
     last belongs into the configuration."""
 
-    def __init__(self, runtime: RuntimeConfig, models: Models, control: FleetControl) -> None:
+    def __init__(
+        self,
+        runtime: RuntimeConfig,
+        models: Models,
+        control: FleetControl,
+        utilization: UtilizationCollector,
+    ) -> None:
         self._runtime = runtime
         self._models = models
         self._control = control
+        self._utilization = utilization
 
     async def show_all(self, call: HttpCall) -> None:
         """Every model's replicas."""
@@ -42,7 +52,7 @@ class ReplicaAdmin:
         await call.answer_json(
             {
                 "replicas": [
-                    member_answer(name, member)
+                    self._answer(name, member)
                     for name, model in self._models.items()
                     for member in model.router.members
                 ]
@@ -53,7 +63,7 @@ class ReplicaAdmin:
         """One replica; a 404 if there is none of this name."""
         self._admitted(call)
         router, member = self._find(name)
-        await call.answer_json(member_answer(router.model, member))
+        await call.answer_json(self._answer(router.model, member))
 
     async def add(self, call: HttpCall, deed: Deed) -> None:
         """`{"model": NAME}` starts one more engine of ours, `{"model": NAME, "remote": {...}}` uses
@@ -78,7 +88,7 @@ class ReplicaAdmin:
         deed.detail |= {"model": model, "remote": remote is not None}
         _log.info("replica added", replica=name, model=model)
         _, member = self._find(name)
-        await call.answer_json(member_answer(model, member), status=201)
+        await call.answer_json(self._answer(model, member), status=201)
 
     async def drain(self, call: HttpCall, name: str) -> None:
         """Send nothing there any more; what runs there goes on. `resume` takes it back."""
@@ -87,7 +97,7 @@ class ReplicaAdmin:
         member.draining = True
         router.changed()
         _log.info("replica drains", replica=name, model=router.model)
-        await call.answer_json(member_answer(router.model, member))
+        await call.answer_json(self._answer(router.model, member))
 
     async def resume(self, call: HttpCall, name: str) -> None:
         """Send requests there again."""
@@ -96,7 +106,7 @@ class ReplicaAdmin:
         member.draining = False
         router.changed()
         _log.info("replica resumes", replica=name, model=router.model)
-        await call.answer_json(member_answer(router.model, member))
+        await call.answer_json(self._answer(router.model, member))
 
     async def remove(self, call: HttpCall, name: str) -> None:
         """Drain a replica and take it away; what still runs there after `drain_s` seconds (as the
@@ -109,6 +119,9 @@ class ReplicaAdmin:
         except ValueError as refusal:
             raise ApiError(409, _sentence(refusal), code="replica_not_removed") from None
         await call.answer_json({"replica": name, "removed": True})
+
+    def _answer(self, model: str, member: Member[Routable]) -> dict[str, Any]:
+        return member_answer(model, member, self._utilization.of(member.name))
 
     def _find(self, name: str) -> tuple[Router[Routable], Member[Routable]]:
         for model in self._models.values():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import monotonic
 from typing import Any
 
 from cache.breaker import Breaker
 from gateway.dispatch.member import Member, Routable
 from gateway.dispatch.receipt import Receipt
+from gateway.utilization_metrics import Utilization
 from policies.routing import Candidate, Standing
 
 
@@ -32,8 +34,11 @@ def receipt_answer(receipt: Receipt) -> dict[str, Any]:
     }
 
 
-def member_answer(model: str, member: Member[Routable]) -> dict[str, Any]:
-    """A replica's state, the work that is known to be there, and what work takes there."""
+def member_answer(
+    model: str, member: Member[Routable], utilization: Mapping[str, Utilization | None]
+) -> dict[str, Any]:
+    """A replica's state, the work that is known to be there, what work takes there, and what share
+    of its device that made use of in the last minute, by kind of step."""
     health = member.health()
     cost = member.replica.coefficients()
     return {
@@ -53,7 +58,14 @@ def member_answer(model: str, member: Member[Routable]) -> dict[str, Any]:
             "sequence": round(cost.sequence_s * 1e6, 3),
         },
         "coefficients": cost._asdict(),
+        "utilization": {kind: _utilization(used) for kind, used in utilization.items()},
     }
+
+
+def _utilization(used: Utilization | None) -> dict[str, float | None]:
+    if used is None:
+        return {"mfu": None, "mbu": None}
+    return {"mfu": round(used.mfu, 4), "mbu": round(used.mbu, 4)}
 
 
 def _candidate(receipt: Receipt, candidate: Candidate) -> dict[str, Any]:

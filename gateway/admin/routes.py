@@ -23,6 +23,7 @@ from gateway.recent_requests import RecentRequests
 from gateway.registry.audit import AuditTrail, Deed
 from gateway.registry.registry import Registry
 from gateway.reload import RuntimeConfig
+from gateway.utilization_metrics import UtilizationCollector
 
 PREFIX = "/admin/"
 
@@ -186,6 +187,7 @@ def make_admin(
     database: Transactions,
     registry: Registry,
     trail: AuditTrail,
+    utilization: UtilizationCollector,
     more: Mapping[str, Mapping[str, Handler]] = MappingProxyType({}),
 ) -> AdminRoutes:
     """All of it. A tenant that another gateway deletes is erased from this one's cache too."""
@@ -195,7 +197,7 @@ def make_admin(
         Audited(runtime, trail, secret),
         cache=cache,
         requests=RequestAdmin(runtime, recent, journey),
-        replicas=ReplicaAdmin(runtime, models, control),
+        replicas=ReplicaAdmin(runtime, models, control, utilization),
         tenants=TenantAdmin(runtime, registry, database, trail, cache),
         keys=KeyAdmin(runtime, registry),
         audit=AuditAdmin(runtime, trail),

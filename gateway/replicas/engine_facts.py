@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.report import Peaks
 from policies.cost import Coefficients
 
 
@@ -15,7 +16,8 @@ class EngineFacts:
     `fingerprint` is the checkpoint's (hex), `generation_defaults` its own sampling values.
     `cache_identity` names the numbers that its pages hold: 32 bytes, equal where KV can be
     exchanged. The pool has `blocks` pages of `block_tokens` tokens and `block_bytes` bytes. `cost`
-    is what work takes as calibrated at start.
+    is what work takes as calibrated at start, `peaks` what the device can do at best, None where
+    that was not measured.
     """
 
     executor: str
@@ -30,6 +32,7 @@ class EngineFacts:
     block_bytes: int
     blocks: int
     cost: Coefficients
+    peaks: Peaks | None = None
 
     @property
     def pool_tokens(self) -> int:

@@ -14,11 +14,13 @@ from cache.redis_store import RedisStore
 from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.engine import Engine, EngineOptions
 from engine.executors.base import Executor
-from engine.hardware import choose_device, choose_dtype, memory_bytes
+from engine.hardware import choose_device, choose_dtype, choose_threads, memory_bytes
 from engine.loading import load_model
 from engine.model import Model
 from engine.opening import ExecutorOptions, cache_identity, open_executor
+from engine.peaks import measure_peaks
 from engine.report import StepReport
+from engine.step_work import ModelWork
 from gateway.load_progress import ReportProgress
 from gateway.model_files import model_files
 from gateway.replicas.engine_facts import EngineFacts
@@ -77,13 +79,17 @@ class LoadedModel:
             step_tokens=facts.step_tokens,
             batching=settings.batching.policy,
         )
-        return Engine(self.executor, self.model.eos_token_ids, options, sink, open_cache)
+        work = ModelWork.of(
+            self.model.architecture, self.executor.dtype.itemsize, facts.block_tokens
+        )
+        return Engine(self.executor, self.model.eos_token_ids, options, sink, open_cache, work)
 
 
 def load_engine(
     settings: ModelSettings, progress: ReportProgress, placement: Placement = Placement()
 ) -> LoadedModel:
-    """Read the model, open its executor and measure what its steps cost; blocks for seconds.
+    """Read the model, open its executor and measure what its steps cost and what the
+    device can do; blocks for seconds.
 
     `progress` is called on this thread. Raises ModelLoadError, and whatever `progress` raises, with
     nothing left open.
@@ -99,6 +105,8 @@ def load_engine(
     step_tokens = _step_tokens(settings, device)
     max_context = min(settings.max_context, model.architecture.max_positions)
     threads = settings.replicas.threads
+    if threads is None:
+        threads = placement.threads
     executor = open_executor(
         model.architecture,
         model.weights,
@@ -107,7 +115,7 @@ def load_engine(
             dtype=dtype,
             block_tokens=settings.cache.block_tokens,
             pool_bytes=_pool_bytes(settings, device, model, placement.sharers),
-            threads=placement.threads if threads is None else threads,
+            threads=threads,
             step_tokens=step_tokens,
         ),
         say=lambda line: _log.info(line, model=settings.name),
@@ -115,6 +123,7 @@ def load_engine(
     with ExitStack() as opened:
         opened.callback(executor.close)
         cost = measure_cost(executor, parameters, step_tokens=step_tokens, max_context=max_context)
+        peaks = measure_peaks(executor, choose_threads(threads))
         opened.pop_all()
     identity = cache_identity(model, executor)
     facts = EngineFacts(
@@ -130,6 +139,7 @@ def load_engine(
         block_bytes=int(executor.pages.shape[1]),
         blocks=int(executor.pages.shape[0]),
         cost=cost.coefficients(step_tokens, executor.block_tokens),
+        peaks=peaks,
     )
     return LoadedModel(model, executor, facts, settings, cost, identity)
 

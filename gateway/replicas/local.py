@@ -176,7 +176,7 @@ class LocalReplicas:
             observe=self._observe,
         )
         held.push_async_callback(replica.close)
-        self._watch(replica, held)
+        self._watch(replica, loaded.facts, held)
         replica.start()
         template = loaded.model.chat_template
         return Opened(replica, loaded.facts, loaded.model.tokenizer, template)
@@ -206,7 +206,7 @@ class LocalReplicas:
         held.push_async_callback(replica.close)
         held.callback(context.directory.leave, name)
         facts = await replica.start(progress)
-        self._watch(replica, held)
+        self._watch(replica, facts, held)
         return Opened(replica, facts, text.tokenizer, text.chat_template)
 
     def _begin_life(self, name: str, facts: EngineFacts) -> None:
@@ -214,6 +214,7 @@ class LocalReplicas:
         self._context.directory.leave(name)
         self._join(name, facts)
         self._note_pages(name, facts.blocks, facts.blocks)
+        self._context.metrics.utilization.measured(name, facts.peaks)
 
     def _note_health(self, name: str, health: Health) -> None:
         if health.condition in (Condition.DOWN, Condition.STARTING):
@@ -239,10 +240,11 @@ class LocalReplicas:
             name, block_tokens=facts.block_tokens, shares_redis=shares_redis
         )
 
-    def _watch(self, replica: Replica, held: AsyncExitStack) -> None:
+    def _watch(self, replica: Replica, facts: EngineFacts, held: AsyncExitStack) -> None:
         metrics, model = self._context.metrics, self._settings.name
         metrics.watch_replica(replica.name, model, replica.stats)
         metrics.watch_cache(replica.name, model, replica.cache_stats)
+        metrics.utilization.watch(replica.name, facts.peaks)
         held.callback(metrics.forget_replica, replica.name)
 
     def _observe(self, name: str, report: StepReport) -> None:

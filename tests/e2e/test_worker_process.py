@@ -24,6 +24,7 @@ from gateway.replicas.worker.replica import WorkerReplica
 from gateway.replicas.worker.work_order import WorkOrder
 from gateway.settings import ModelSettings
 from gateway.settings_cache import CacheSettings
+from gateway.utilization_metrics import UtilizationCollector
 from tests.cache.valkey import Valkey
 from tests.gateway.replicas.worker_stage import Stage, child_pids, make_replica
 
@@ -69,18 +70,24 @@ async def outcome(replica: Replica, each: EngineRequest) -> tuple[list[int], lis
 
 async def in_this_process(settings: ModelSettings) -> list[tuple[list[int], list[float]]]:
     loaded = await asyncio.to_thread(load_engine, settings, lambda *_: None)
+    used = UtilizationCollector()
+    used.watch("m/0", loaded.facts.peaks)
     replica = InProcessReplica(
         "m/0",
         lambda sink: loaded.open(sink, None),
         max_open=99,
         cost=loaded.facts.cost,
-        observe=lambda *_: None,
+        observe=used.observe,
     )
     replica.start()
     try:
         answers = await asyncio.gather(*(outcome(replica, each) for each in QUESTIONS))
     finally:
         await replica.close()
+    for utilization in used.of("m/0").values():
+        assert utilization is not None
+        assert 0.0 < utilization.mfu <= 1.0
+        assert 0.0 < utilization.mbu <= 1.0
     return [(tokens, logprobs) for tokens, logprobs, _ in answers]
 
 
@@ -110,6 +117,7 @@ async def test_a_worker_answers_as_this_process_does_and_comes_back_as_it_was(
         facts = stage.facts[0]
         assert (facts.max_context, facts.dtype, facts.block_tokens) == (512, "float32", 16)
         assert {what for what, _, _ in stage.progress} >= {"weights"}
+        assert facts.peaks is not None
 
         assert replica.stats().steps > 0
         assert (await outcome(replica, ask("again", PROMPTS[7])))[2] > 0

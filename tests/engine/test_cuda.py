@@ -15,6 +15,7 @@ from engine.caching import CacheOptions, measure_cost, tiers_opener
 from engine.decoder import build_program
 from engine.engine import Engine, EngineOptions
 from engine.executors.torch_executor import TorchExecutor
+from engine.peaks import measure_peaks
 from engine.sampling.sampler import Sampler
 from tests.engine.harness import Collector, request, run_all
 from tests.engine.native_models import (
@@ -42,6 +43,17 @@ def on_cuda(arch, dtype=torch.float32, *, blocks=BLOCKS, attention=batched_atten
         block_tokens=16,
         attention=attention,
     )
+
+
+def test_peaks_are_those_of_a_gpu():
+    executor = on_cuda(architecture(), torch.bfloat16)
+    before = torch.cuda.memory_allocated()
+    peaks = measure_peaks(executor, 1)
+    assert peaks is not None
+    assert peaks.flops_per_s > 1e12
+    assert peaks.bytes_per_s > 1e11
+    assert torch.cuda.memory_allocated() == before
+    executor.close()
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES))

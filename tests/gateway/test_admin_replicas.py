@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.report import EngineStats, Peaks, StepReport, StepWork
 from gateway.app import create_app
 from gateway.settings_fleet import RemoteSettings
 from tests.gateway.fakes import ScriptedReplica
@@ -74,6 +75,22 @@ async def test_all_replicas_are_shown_with_their_state(stage: Stage, control: Co
     }
     one = (await ask(stage, control, "GET", "/admin/replicas/m/1")).json()
     assert one == mine[1]
+
+
+async def test_a_replica_says_what_use_it_makes_of_its_device(
+    stage: Stage, control: Control
+) -> None:
+    stats = EngineStats(0, 1, 1, 0, 1, 2, 0, 1, True, 0.0)
+    stage.metrics.utilization.watch("m/1", Peaks(1e9, 3e9))
+    work = StepWork(flops=500_000_000, bytes=1_000_000_000, prefill=False)
+    stage.metrics.observe_step("m/1", StepReport((), 1.0, 1, 1, stats, work=work))
+    shown = (await ask(stage, control, "GET", "/admin/replicas")).json()["replicas"]
+    used = {each["replica"]: each["utilization"] for each in shown if each["model"] == "m"}
+    unknown = {"mfu": None, "mbu": None}
+    assert used == {
+        "m/0": {"prefill": unknown, "decode": unknown},
+        "m/1": {"prefill": unknown, "decode": {"mfu": 0.5, "mbu": 0.3333}},
+    }
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cache.block import Tier
 from cache.block_events import BlockEvents, TierChange
 from cache.report import CacheStats, Erased, TenantShare, TierStats
 from engine.errors import EngineError, ModelLoadError
-from engine.report import EngineStats, StepReport
+from engine.report import EngineStats, Peaks, StepReport, StepWork
 from engine.request import EngineOutput, EngineRequest, FinishReason
 from gateway.replicas.engine_facts import EngineFacts
 from gateway.replicas.step_engine import Sink
@@ -32,6 +32,9 @@ ENDLESS, FAIL, DIE, EXIT, GARBLE, FREEZE, GUSH = range(9001, 9008)
 socket; let the step loop stand still; generate without a pause."""
 
 COST = Coefficients(*(0.001 * i for i in range(9)), step_tokens=256, block_tokens=16)
+PEAKS = Peaks(flops_per_s=4e9, bytes_per_s=1e10)
+WORK = StepWork(flops=1_000_000, bytes=5_000_000, prefill=False)
+"""Of each step, which takes a millisecond by its own account."""
 STEP_S = 0.002
 _log = logging.getLogger("forebay.puppet")
 
@@ -134,7 +137,9 @@ class PuppetEngine:
                     del self._running[name]
         if outputs:
             self._steps += 1
-            self._sink(StepReport(tuple(outputs), 0.001, len(running), len(running), self.stats()))
+            work = WORK if running else None
+            count, stats = len(running), self.stats()
+            self._sink(StepReport(tuple(outputs), 0.001, count, count, stats, work=work))
 
     def _pause_s(self) -> float:
         rush = any(request.prompt_token_ids[0] == GUSH for request, _ in self._running.values())
@@ -177,7 +182,19 @@ def open_puppet(order: Open, sink: Sink, progress) -> Iterator[OpenedEngine]:
                 progress("weights", 1, 4)
                 time.sleep(0.01)
     facts = EngineFacts(
-        "puppet", "cpu", "float32", "f" * 64, b"i" * 32, {"top_p": 0.5}, 512, 256, 16, 1024, 9, COST
+        "puppet",
+        "cpu",
+        "float32",
+        "f" * 64,
+        b"i" * 32,
+        {"top_p": 0.5},
+        512,
+        256,
+        16,
+        1024,
+        9,
+        COST,
+        PEAKS,
     )
     engine = PuppetEngine(sink, int(sys.argv[1]))
     try:

@@ -19,7 +19,14 @@ from gateway.replicas.worker.messages import CoreShare
 from gateway.replicas.worker.work_order import WorkOrder
 from gateway.settings import ModelSettings
 from tests.gateway.fakes import ByteTokenizer
-from tests.gateway.replicas.worker_stage import PATIENCE_S, PUPPET, child_pids, puppet_order
+from tests.gateway.replicas.worker_stage import (
+    PATIENCE_S,
+    PUPPET,
+    answer,
+    child_pids,
+    puppet_order,
+    request,
+)
 from tests.gateway.stage import Observer, eventually, router_over
 
 MODEL = ModelSettings(
@@ -96,3 +103,27 @@ async def test_closing_ends_what_is_just_being_started(orders: Orders) -> None:
             await adding
     assert engines.group.router.members == ()
     assert list(context.core_shares) == [SECOND, FIRST]
+
+
+async def test_what_workers_make_of_their_devices_is_told_as_long_as_they_are_there(
+    orders: Orders,
+) -> None:
+    engines, context = replicas()
+    used = context.metrics.utilization
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await engines.open(lambda *_: None)
+            member = engines.group.router.find("m/1")
+            assert member is not None
+            await answer(member.replica, request("r", [1, 2, 3]))
+            text = context.metrics.render()
+            assert b'forebay_peak_flops{replica="m/0"} 4e+09' in text
+            assert b'forebay_peak_memory_bytes_per_second{replica="m/1"} 1e+10' in text
+            assert b'forebay_step_flops_total{kind="decode",replica="m/1"} 8e+06' in text
+            assert used.of("m/1")["decode"] == pytest.approx((0.25, 0.5))
+            assert used.of("m/1")["prefill"] is used.of("m/0")["decode"] is None
+            await engines.group.retire("m/1", 1)
+            assert b'"m/1"' not in context.metrics.render()
+    finally:
+        await engines.close()
+    assert b"m/0" not in context.metrics.render()

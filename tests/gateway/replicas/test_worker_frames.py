@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,7 @@ from cache.block_events import BlockEvents, TierChange
 from cache.block_pool import Share
 from cache.redis_options import RedisOptions
 from cache.report import BlockRun, CacheStats, CacheUse, Erased, Miss, TenantShare, TierStats
-from engine.report import EngineStats, StepReport
+from engine.report import EngineStats, Peaks, StepReport, StepWork
 from engine.request import EngineOutput, EngineRequest, FinishReason, SharedPrefix, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from gateway.replicas.engine_facts import EngineFacts
@@ -86,6 +88,7 @@ OUTPUT = EngineOutput(
 FACTS = EngineFacts(
     "native", "cpu", "float32", "ab" * 32, b"i" * 32, {"top_k": 40.0}, 512, 256, 16, 4096, 9, COST
 )
+MEASURED = replace(FACTS, peaks=Peaks(4.5e11, 3e10))
 SHARES = Shares({b"t" * 8: Share(1, None)}, {b"t" * 8: Share(0, 4)}, {b"t" * 8: 1 << 40})
 REDIS = RedisOptions(url="redis://:password@127.0.0.1:1/0", secret=b"s", encrypt=True)
 
@@ -103,8 +106,10 @@ TO_WORKER: list[ToWorker] = [
 FROM_WORKER: list[FromWorker] = [
     Progress("weights", 5, 1 << 40),
     Ready(FACTS, STATS, CACHE),
+    Ready(MEASURED, STATS, CACHE),
     Step(StepReport((OUTPUT, OUTPUT), 0.1, 2, 2, STATS, EVENTS, COST)),
     Step(StepReport((), 0.0, 0, 0, STATS)),
+    Step(StepReport((), 0.1, 1, 1, STATS, work=StepWork(1 << 50, 1 << 40, prefill=True))),
     Beat(None, None),
     Beat(STATS, CACHE),
     Answer(3, erased=Erased(1, 2, None)),
