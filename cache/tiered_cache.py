@@ -7,24 +7,23 @@ meanwhile comes back when the loop calls `settle`.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 
-from cache.block import NOBODY, BlockKey, Retention, Tier
+from cache.block import BlockKey, Retention, Tier
 from cache.block_events import BlockEvents
 from cache.block_pool import BlockPool, Share
-from cache.demotion import BLOCKS_AT_ONCE, Demotion
+from cache.demotion import Demotion
 from cache.explanation import explain
+from cache.last_save import save_all
 from cache.promotion import Found, Lookup, Promotion
-from cache.redis_store import Probe
-from cache.report import CacheStats, CacheUse, Erased, TenantShare, TierStats
+from cache.report import CacheStats, CacheUse, Erased
+from cache.stocktaking import take_stock
 from cache.tiers import Tiers
 from policies.cost import CostModel
 from policies.tiering import WriteWorth
-
-_SAVE_BATCH = 64
 
 
 class TieredCache:
@@ -267,76 +266,11 @@ class TieredCache:
 
     def stats(self) -> CacheStats:
         """Every tier's counters. Any thread."""
-        tiers, dram, redis = self._tiers, self._tiers.dram, self._tiers.redis
-        parts = [_pool_stats(tiers, Tier.DEVICE, tiers.device)]
-        in_device = dict(tiers.device.tenant_blocks())
-        in_dram: Mapping[bytes, int] = {}
-        in_redis: Mapping[bytes, int] = {}
-        if dram is not None and dram.keeps:
-            parts.append(_pool_stats(tiers, Tier.DRAM, dram.pool))
-            in_dram = dict(dram.pool.tenant_blocks())
-        if redis is not None:
-            own, wire = tiers.counters[Tier.REDIS], redis.stats()
-            parts.append(
-                TierStats(
-                    tier=Tier.REDIS,
-                    used_bytes=sum(wire.census_bytes.values()),
-                    hits=own.hits,
-                    loads=own.loads,
-                    load_s=own.load_s,
-                    saved_s=own.saved_s,
-                    stores=own.stores,
-                    dropped=Counter(own.dropped) + Counter(wire.dropped),
-                    misses=dict(own.misses),
-                    up=redis.up,
-                )
-            )
-            in_redis = {
-                tenant: size // redis.envelope.value_bytes
-                for tenant, size in wire.census_bytes.items()
-            }
-        tenants = {*in_device, *in_dram, *in_redis} - {NOBODY.tenant}
-        return CacheStats(
-            tiers=tuple(parts),
-            tenants=tuple(
-                TenantShare(
-                    tenant,
-                    in_device.get(tenant, 0),
-                    in_dram.get(tenant, 0),
-                    in_redis.get(tenant, 0),
-                )
-                for tenant in sorted(tenants)
-            ),
-        )
+        return take_stock(self._tiers)
 
     def save(self, timeout_s: float) -> None:
-        """Write what device and DRAM hold to Redis, as far as time allows. The loop has stopped.
-
-        The most valuable blocks come last: Redis, when it is full, gives up what is oldest.
-        """
-        tiers, dram = self._tiers, self._tiers.dram
-        deadline = time.monotonic() + timeout_s
-        self._drain(0, deadline)
-        tiers.notice_new_redis()
-        if dram is None or not tiers.redis_up:
-            return
-        now = tiers.now_s()
-        slots = dram.pool.cached_in_order(now)
-        pages = tiers.device.cached_in_order(now)
-        held = [dram.pool.key_of(slot) for slot in slots]
-        held += [tiers.device.key_of(page) for page in pages]
-        self._check_stored([key for key in held if key is not None and tiers.is_stored(key)])
-        self._drain(0, deadline)
-        room = max(1, self._demotion.room_for_stores)
-        size = max(1, min(_SAVE_BATCH, room // 2))
-        under_way = min(_SAVE_BATCH, room - size) // BLOCKS_AT_ONCE
-        for batch in _batches(slots, size):
-            self._demotion.store(batch)
-            self._drain(under_way, deadline)
-        for batch in _batches(pages, size):
-            self._demotion.store_pages(batch)
-            self._drain(under_way, deadline)
-        self._drain(0, deadline)
+        """Write what device and DRAM hold to Redis, as far as time allows. The loop has stopped."""
+        save_all(self._tiers, self._demotion, timeout_s)
 
     def close(self) -> None:
         """Wait for transfers that touch pages; nothing is taken in any more."""
@@ -358,54 +292,5 @@ class TieredCache:
         seen = self._tiers.sightings.times_seen
         return [page for key, page in zip(keys, pages, strict=False) if seen(key) > 1]
 
-    def _check_stored(self, keys: Sequence[BlockKey]) -> None:
-        """Ask Redis whether it still holds these: it may have pushed them out, or been emptied."""
-        tiers = self._tiers
-        assert tiers.redis is not None
-
-        def answered(probe: Probe) -> None:
-            tiers.mail.post(lambda: settle(probe))
-
-        def settle(probe: Probe) -> None:
-            tiers.in_flight -= 1
-            for key, there in zip(keys, probe.present, strict=False):
-                if not there:
-                    tiers.note_stored(key, None)
-
-        tiers.in_flight += 1
-        tiers.redis.probe(keys, answered)
-
-    def _drain(self, in_flight: int, deadline: float) -> None:
-        """Until at most so many transfers are under way, or time is up."""
-        while self._tiers.in_flight > in_flight and time.monotonic() < deadline:
-            time.sleep(0.0005)
-            self.settle()
-        self.settle()
-
     def _worth(self, tier: Tier) -> WriteWorth:
         return self._tiers.device_worth if tier is Tier.DEVICE else self._tiers.dram_worth
-
-
-def _pool_stats(tiers: Tiers, tier: Tier, pool: BlockPool) -> TierStats:
-    counts, own = pool.counts(), tiers.counters[tier]
-    return TierStats(
-        tier=tier,
-        free=counts.free,
-        cached=counts.cached,
-        held=counts.held,
-        total=counts.total,
-        used_bytes=(counts.cached + counts.held) * tiers.block_bytes,
-        total_bytes=counts.total * tiers.block_bytes,
-        hits=own.hits,
-        loads=own.loads,
-        load_s=own.load_s,
-        saved_s=own.saved_s,
-        stores=own.stores,
-        evictions=pool.evictions,
-        dropped=dict(own.dropped),
-        misses=dict(own.misses),
-    )
-
-
-def _batches(items: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]

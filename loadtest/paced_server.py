@@ -14,16 +14,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
-import socket
-import sys
 import time
 from itertools import count
-from typing import cast
 
-import httptools
 import msgspec
 import uvloop
+
+from loadtest.small_server import RequestReader, serve_until_stopped
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
@@ -65,52 +62,32 @@ class _Group:
             stream.write_token()
 
 
-class _Stream(asyncio.Protocol):
-    """One connection; requests on it are answered one after another."""
+class _Stream(RequestReader):
+    """Answers with the beat of its group."""
 
     def __init__(self, group: _Group) -> None:
+        super().__init__()
         self._group = group
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._path = b""
-        self._body = bytearray()
         self._head = b""
         self._prompt_tokens = self._tokens = self._left = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._transport = None
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
         self._group.streams.discard(self)
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            if self._transport is not None:
-                self._transport.close()
-
-    def on_url(self, url: bytes) -> None:
-        self._path = url
-        self._body.clear()
-
-    def on_body(self, data: bytes) -> None:
-        self._body += data
-
-    def on_message_complete(self) -> None:
-        if self._path != b"/v1/completions":
-            if self._transport is not None:
-                self._transport.write(_NOT_FOUND)
+    def answer(self, path: bytes, body: bytes | bytearray) -> None:
+        """See `RequestReader.answer`."""
+        if path != b"/v1/completions":
+            self.write(_NOT_FOUND)
             return
-        asked = msgspec.json.decode(self._body, type=_Asked)
+        asked = msgspec.json.decode(body, type=_Asked)
         self._prompt_tokens, self._tokens = len(asked.prompt), asked.max_tokens
         self._left, self._head = asked.max_tokens, _HEAD
         self._group.streams.add(self)
 
     def write_token(self) -> None:
         """The next token; with the last, what ends the answer."""
-        if self._transport is None:
+        if not self.is_open:
             return
         self._left -= 1
         finish = b"null" if self._left else b'"length"'
@@ -119,7 +96,7 @@ class _Stream(asyncio.Protocol):
             self._group.streams.discard(self)
             whole = self._prompt_tokens + self._tokens
             event += _chunk(_USAGE % (self._prompt_tokens, self._tokens, whole)) + b"0\r\n\r\n"
-        self._transport.write(self._head + event)
+        self.write(self._head + event)
         self._head = b""
 
 
@@ -128,27 +105,18 @@ def _chunk(data: bytes) -> bytes:
 
 
 async def _serve(port: int, interval_s: float, groups: int) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    began_s = loop.time()
+    began_s = asyncio.get_running_loop().time()
     beats = [
         _Group(began_s + (1 + place / groups) * interval_s, interval_s) for place in range(groups)
     ]
     numbers = count()
-    with socket.create_server(("127.0.0.1", port), backlog=4096) as listener:
-        server = await loop.create_server(
-            lambda: _Stream(beats[next(numbers) % groups]), sock=listener
+    try:
+        await serve_until_stopped(
+            port, lambda: _Stream(beats[next(numbers) % groups]), backlog=4096
         )
-        sys.stdout.write(f"{listener.getsockname()[1]}\n")
-        sys.stdout.flush()
-        try:
-            await stop.wait()
-        finally:
-            server.close()
-            for group in beats:
-                group.stop()
+    finally:
+        for group in beats:
+            group.stop()
 
 
 def main() -> None:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
-import socket
-import sys
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-import httptools
 import orjson
 import uvloop
+
+from loadtest.small_server import RequestReader, serve_until_stopped
 
 WORD = "token "
 """The text of each token."""
@@ -32,67 +30,39 @@ _CREATED = 1_700_000_000
 _ID = "stub-0123456789abcdef"
 
 
-class _Stub(asyncio.Protocol):
-    """One connection; requests on it are answered one after another, in order."""
+class _Stub(RequestReader):
+    """Answers at once."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._path = b""
-        self._body = bytearray()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but ancestry
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        self._transport = None
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError:
-            if self._transport is not None:
-                self._transport.close()
-
-    def on_url(self, url: bytes) -> None:
-        self._path = url
-        self._body.clear()
-
-    def on_body(self, data: bytes) -> None:
-        self._body += data
-
-    def on_message_complete(self) -> None:
-        if self._path == b"/v1/models":
-            self._write(
-                _whole(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]})
-            )
+    def answer(self, path: bytes, body: bytes | bytearray) -> None:
+        """See `RequestReader.answer`."""
+        if path == b"/v1/models":
+            self.write(_whole(200, {"object": "list", "data": [{"id": "stub", "object": "model"}]}))
             return
-        if self._path == b"/health":
-            self._write(_whole(200, {}))
+        if path == b"/health":
+            self.write(_whole(200, {}))
             return
-        chat = self._path == b"/v1/chat/completions"
-        if not chat and self._path != b"/v1/completions":
-            self._write(_whole(404, {"error": {"message": "There is nothing at this path."}}))
+        chat = path == b"/v1/chat/completions"
+        if not chat and path != b"/v1/completions":
+            self.write(_whole(404, {"error": {"message": "There is nothing at this path."}}))
             return
-        request: dict[str, Any] = orjson.loads(self._body)
+        request: dict[str, Any] = orjson.loads(body)
         wanted = request.get("max_tokens") or request.get("max_completion_tokens") or 16
         tokens = min(int(wanted), _MOST_TOKENS)
         if request.get("stream"):
             self._write_next(_streamed(request, tokens, chat=chat))
         else:
-            self._write(_whole(200, _answer(request, tokens, chat=chat)))
+            self.write(_whole(200, _answer(request, tokens, chat=chat)))
 
     def _write_next(self, pieces: Iterator[bytes]) -> None:
         """One piece for each turn of the loop: what is written in one turn goes out as one."""
         piece = next(pieces, None)
-        if piece is not None and self._transport is not None:
-            self._transport.write(piece)
+        if piece is not None and self.is_open:
+            self.write(piece)
             self._loop.call_soon(self._write_next, pieces)
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
 
 
 def _head(request: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -148,26 +118,11 @@ def _whole(status: int, value: dict[str, Any]) -> bytes:
     ) + body
 
 
-async def _serve(port: int) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
-        server = await loop.create_server(_Stub, sock=listener)
-        sys.stdout.write(f"{listener.getsockname()[1]}\n")
-        sys.stdout.flush()
-        try:
-            await stop.wait()
-        finally:
-            server.close()
-
-
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.stub_server", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0: any free one.")
-    uvloop.run(_serve(parser.parse_args().port))
+    uvloop.run(serve_until_stopped(parser.parse_args().port, _Stub, backlog=512))
 
 
 if __name__ == "__main__":

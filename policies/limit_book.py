@@ -9,88 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.limit_account import Account, Budget, Holding
 from policies.limit_periods import next_period_s, period_start_s
 from policies.limit_standing import AccountId, BudgetId, Ceiling, Standing, fits, share_of
-from policies.limit_window import Window, WindowShape
+from policies.limit_window import WindowShape
 from policies.limits import BudgetPeriod, Demand
 
 _NEW_SHARE = 0.2  # of the newest request in the running mean
 _IDLE_S = 600.0
 _FORGET_EVERY_S = 60.0
-
-
-class Budget:
-    """One period's. `settled` is what requests have cost that are over, `reserved` what is set
-    aside for those that are not. `known` is what had been spent in all when the other gateways were
-    last heard of. Once it is `ask_again_s`, `settled` is a guess that should be replaced."""
-
-    __slots__ = ("ask_again_s", "known", "reserved", "settled", "start_s")
-
-    def __init__(self, start_s: int) -> None:
-        self.start_s = start_s
-        self.settled = 0
-        self.reserved = 0
-        self.known = 0
-        self.ask_again_s = float("-inf")
-
-    @property
-    def spent(self) -> int:
-        """What counts against the limit."""
-        return self.settled + self.reserved
-
-
-class Account:
-    """One account's use. `mean_s` is how long its requests take."""
-
-    __slots__ = ("budgets", "in_flight", "mean_s", "used_s", "window")
-
-    def __init__(self, window: Window) -> None:
-        self.window = window
-        self.in_flight = 0
-        self.mean_s = 1.0
-        self.used_s = 0.0
-        self.budgets: dict[BudgetPeriod, Budget] = {}
-
-    def budget(self, per: BudgetPeriod, start_s: int) -> Budget:
-        """The one of this period; that of an earlier one ends."""
-        budget = self.budgets.get(per)
-        if budget is None or budget.start_s != start_s:
-            budget = self.budgets[per] = Budget(start_s)
-        return budget
-
-
-class Holding:
-    """What one request holds of its accounts, each of them to the same amount. `accounts` are those
-    in which it is counted (`Limits.counts`)."""
-
-    __slots__ = (
-        "accounts",
-        "bucket",
-        "budgets",
-        "cost_nusd",
-        "released",
-        "settled",
-        "started_s",
-        "tokens",
-    )
-
-    def __init__(
-        self,
-        accounts: Sequence[Account],
-        budgets: Sequence[Budget],
-        bucket: int,
-        tokens: int,
-        cost_nusd: int,
-        started_s: float,
-    ) -> None:
-        self.accounts = accounts
-        self.budgets = budgets
-        self.bucket = bucket
-        self.tokens = tokens
-        self.cost_nusd = cost_nusd
-        self.started_s = started_s
-        self.settled = False
-        self.released = False
 
 
 class Granted(NamedTuple):
@@ -131,9 +58,7 @@ class LimitBook:
         """Made if it is not known yet."""
         known = self._accounts.get(account)
         if known is None:
-            known = Account(Window(self.shape, self.shape.bucket(now_s)))
-            known.used_s = now_s
-            self._accounts[account] = known
+            known = self._accounts[account] = Account(self.shape, now_s)
         return known
 
     def known(self, account: AccountId) -> Account | None:
@@ -163,8 +88,8 @@ class LimitBook:
         self._forget_idle(now_s)
         bucket = self.shape.bucket(now_s)
         accounts = []
-        unseeded = []
         budgets: list[Budget | None] = []
+        unseeded = []
         for account_id, limits in ceilings:
             account = self.account(account_id, now_s)
             account.window.slide(bucket)
@@ -179,52 +104,19 @@ class LimitBook:
         if unseeded:
             return Unseeded(unseeded)
         if gateways > 1:
-            ceilings = [
-                Ceiling(
-                    account_id,
-                    share_of(
-                        limits,
-                        gateways,
-                        self._standing(account, budget, now_s),
-                        None if budget is None else budget.known,
-                        demand,
-                    ),
-                )
-                for (account_id, limits), account, budget in zip(
-                    ceilings, accounts, budgets, strict=True
-                )
-            ]
-        tokens, cost_nusd = demand.wanted_tokens, demand.wanted_cost_nusd
-        has_room = True
-        for (_, limits), account, budget in zip(ceilings, accounts, budgets, strict=True):
-            window = account.window
-            if limits.rpm is not None and window.requests >= limits.rpm:
-                has_room = False
-            if limits.concurrency is not None and account.in_flight >= limits.concurrency:
-                has_room = False
-            if limits.tpm is not None:
-                has_room &= fits(demand.tokens, limits.tpm, window.tokens)
-                tokens = min(tokens, limits.tpm - window.tokens)
-            if limits.budget_nusd is not None and budget is not None:
-                has_room &= fits(demand.cost_nusd, limits.budget_nusd, budget.spent)
-                cost_nusd = min(cost_nusd, limits.budget_nusd - budget.spent)
-        if not has_room:
+            ceilings = _shares(ceilings, accounts, budgets, demand, gateways, now_s)
+        granted = _grantable(ceilings, accounts, budgets, demand)
+        if granted is None:
             return Refused(
                 ceilings,
                 [
-                    self._refused_standing(ceiling, account, budget, demand, now_s)
-                    for ceiling, account, budget in zip(ceilings, accounts, budgets, strict=True)
+                    account.standing_against(demand, limits, budget, now_s)
+                    for (_, limits), account, budget in zip(
+                        ceilings, accounts, budgets, strict=True
+                    )
                 ],
             )
-        holding = self._take(
-            ceilings,
-            accounts,
-            budgets,
-            bucket,
-            max(tokens, demand.tokens),
-            max(cost_nusd, demand.cost_nusd),
-            now_s,
-        )
+        holding = self._take(ceilings, accounts, budgets, bucket, *granted, now_s)
         reset_s = self.shape.gone_s(bucket) - now_s
         standings = [
             Standing(
@@ -333,7 +225,7 @@ class LimitBook:
                 limits.budget_per, unix_s
             ):
                 budget = None
-            standings.append(self._standing(account, budget, now_s))
+            standings.append(account.standing(budget, now_s))
         return standings
 
     def _take(
@@ -358,38 +250,6 @@ class LimitBook:
             budget.reserved += cost_nusd
         return Holding(counted, charged, bucket, tokens, cost_nusd, now_s)
 
-    def _standing(self, account: Account, budget: Budget | None, now_s: float) -> Standing:
-        newest = account.window.newest_used()
-        return Standing(
-            account.window.requests,
-            account.window.tokens,
-            account.in_flight,
-            None if budget is None else budget.spent,
-            0 if budget is None else budget.start_s,
-            0.0 if newest is None else self.shape.gone_s(newest) - now_s,
-            mean_s=account.mean_s,
-        )
-
-    def _refused_standing(
-        self,
-        ceiling: Ceiling,
-        account: Account,
-        budget: Budget | None,
-        demand: Demand,
-        now_s: float,
-    ) -> Standing:
-        window, limits = account.window, ceiling.limits
-        requests_wait_s = tokens_wait_s = 0.0
-        if limits.rpm is not None and (surplus := window.requests + 1 - limits.rpm) > 0:
-            bucket = window.bucket_freeing_requests(surplus)
-            requests_wait_s = 0.0 if bucket is None else self.shape.gone_s(bucket) - now_s
-        if limits.tpm is not None and (surplus := window.tokens + demand.tokens - limits.tpm) > 0:
-            bucket = window.bucket_freeing_tokens(surplus)
-            tokens_wait_s = 0.0 if bucket is None else self.shape.gone_s(bucket) - now_s
-        return self._standing(account, budget, now_s)._replace(
-            requests_wait_s=requests_wait_s, tokens_wait_s=tokens_wait_s
-        )
-
     def _forget_idle(self, now_s: float) -> None:
         if now_s < self._forget_at_s:
             return
@@ -398,3 +258,53 @@ class LimitBook:
             held = account.in_flight or any(each.reserved for each in account.budgets.values())
             if not held and now_s - account.used_s > _IDLE_S:
                 del self._accounts[account_id]
+
+
+def _shares(
+    ceilings: Sequence[Ceiling],
+    accounts: Sequence[Account],
+    budgets: Sequence[Budget | None],
+    demand: Demand,
+    gateways: int,
+    now_s: float,
+) -> list[Ceiling]:
+    """One gateway's part of each ceiling."""
+    return [
+        Ceiling(
+            account_id,
+            share_of(
+                limits,
+                gateways,
+                account.standing(budget, now_s),
+                None if budget is None else budget.known,
+                demand,
+            ),
+        )
+        for (account_id, limits), account, budget in zip(ceilings, accounts, budgets, strict=True)
+    ]
+
+
+def _grantable(
+    ceilings: Sequence[Ceiling],
+    accounts: Sequence[Account],
+    budgets: Sequence[Budget | None],
+    demand: Demand,
+) -> tuple[int, int] | None:
+    """The tokens and the cost (nUSD) that all of them have room for, up to what is wanted; None if
+    one has not even room for what the request takes at least."""
+    tokens, cost_nusd = demand.wanted_tokens, demand.wanted_cost_nusd
+    for (_, limits), account, budget in zip(ceilings, accounts, budgets, strict=True):
+        window = account.window
+        if limits.rpm is not None and window.requests >= limits.rpm:
+            return None
+        if limits.concurrency is not None and account.in_flight >= limits.concurrency:
+            return None
+        if limits.tpm is not None:
+            if not fits(demand.tokens, limits.tpm, window.tokens):
+                return None
+            tokens = min(tokens, limits.tpm - window.tokens)
+        if limits.budget_nusd is not None and budget is not None:
+            if not fits(demand.cost_nusd, limits.budget_nusd, budget.spent):
+                return None
+            cost_nusd = min(cost_nusd, limits.budget_nusd - budget.spent)
+    return max(tokens, demand.tokens), max(cost_nusd, demand.cost_nusd)

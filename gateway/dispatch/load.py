@@ -6,21 +6,12 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from heapq import nlargest
-from operator import attrgetter
 from types import TracebackType
 
 from policies.answer_lengths import AnswerLengths
-from policies.arrival_rate import ArrivalRates
-from policies.routing import Queued, Standing
+from policies.routing import Standing
+from policies.work_by_priority import MOST_URGENT, WorkByPriority
 
-MOST_URGENT = 0
-"""Priorities begin here: nothing of another priority overtakes a sequence of this one."""
-MOST_FLOWS = 64
-"""So many entries there are of what is queued at most: each costs every decision a little. Of the
-flows beyond them, which are those with the least to compute, each priority's are taken together."""
-REST = b"*"
-"""The flow of such entries: no tag of a tenant's is so short."""
 _WAITING_SHARES = (1.0, 7 / 8, 1 / 2)
 """Of the places in line, what may be taken before a request of each priority is refused; the last
 is that of every priority behind. So the last places are for the more urgent, and who may be refused
@@ -58,9 +49,7 @@ class Load:
         self._waiting = 0
         self._running = 0
         self._context_tokens = 0
-        self._queued: dict[tuple[int, bytes], Queued] = {}
-        self._arrivals = ArrivalRates()
-        self._yielding: dict[int, int] = {}
+        self._work = WorkByPriority()
         self._answers = AnswerLengths()
         self._all_answers = AnswerLengths()
         self._usual_answers = self._all_answers
@@ -156,44 +145,26 @@ class Load:
             context_tokens=self._context_tokens + foreign.context_tokens,
             max_running=self.max_running,
             full=self._capacity is not None and waiting + running >= self._capacity,
-            queued=_bounded(sorted(self._queued.values(), key=_place_in_line)),
+            queued=self._work.queued(),
             answer_tokens=self._usual_answers.tokens,
             reuse=self._reuse,
-            yielding=tuple(sorted(self._yielding.items())),
+            yielding=self._work.yielding(),
         )
 
     def _wait(
         self, uncached_tokens: int, sequences: int, priority: int, flow: bytes, weight: float
     ) -> None:
-        """More sequences wait, or fewer, with so many tokens more or fewer to compute. The last
-        that came says what the flow's weight is."""
+        """As `WorkByPriority.wait`."""
         self._pending_tokens += uncached_tokens
         self._waiting += sequences
-        place = priority, flow
-        before = self._queued.get(place) or Queued(priority, 0, 0, flow)
-        if before.sequences + sequences:
-            self._queued[place] = Queued(
-                priority,
-                before.sequences + sequences,
-                before.tokens + uncached_tokens,
-                flow,
-                weight if sequences > 0 else before.weight,
-                self._arrivals.per_s(place, max(0, uncached_tokens), self._clock()),
-            )
-        else:
-            del self._queued[place]
+        self._work.wait(sequences, uncached_tokens, priority, flow, weight, self._clock())
         self._changed()
 
     def _run(self, sequences: int, context_tokens: int, priority: int) -> None:
         """More sequences run, or fewer."""
         self._running += sequences
         self._context_tokens += context_tokens
-        if priority > MOST_URGENT:
-            yielding = self._yielding.get(priority, 0) + sequences
-            if yielding:
-                self._yielding[priority] = yielding
-            else:
-                del self._yielding[priority]
+        self._work.run(sequences, priority)
         self._changed()
 
     def _renew(self) -> None:
@@ -290,31 +261,3 @@ class LoadShare:
         self._load._wait(
             sequences * self._uncached_tokens, sequences, self._priority, self._flow, self._weight
         )
-
-
-_place_in_line = attrgetter("priority", "flow")
-
-
-def _bounded(queued: list[Queued]) -> tuple[Queued, ...]:
-    """No more than `MOST_FLOWS` of them, in the same order, and one for the rest of each
-    priority."""
-    if len(queued) <= MOST_FLOWS:
-        return tuple(queued)
-    most = nlargest(MOST_FLOWS, queued, key=attrgetter("tokens"))
-    named = {(each.priority, each.flow) for each in most}
-    kept: list[Queued] = []
-    rest: dict[int, Queued] = {}
-    for each in queued:
-        if (each.priority, each.flow) in named:
-            kept.append(each)
-            continue
-        before = rest.get(each.priority, Queued(each.priority, 0, 0, REST, 0.0))
-        rest[each.priority] = Queued(
-            each.priority,
-            before.sequences + each.sequences,
-            before.tokens + each.tokens,
-            REST,
-            before.weight + each.weight,
-            before.tokens_per_s + each.tokens_per_s,
-        )
-    return (*kept, *rest.values())

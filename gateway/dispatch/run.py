@@ -14,9 +14,10 @@ from types import TracebackType
 
 from engine.request import EngineOutput, EngineRequest
 from gateway.dispatch.member import Condition
+from gateway.dispatch.placement import Placement
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
-from gateway.dispatch.router import NoReplica, Placement, Router
+from gateway.dispatch.router import NoReplica, Router
 from gateway.replica import Replica, ReplicaUnavailable, TokenStream
 from policies.routing import RouteRequest
 

@@ -19,7 +19,8 @@ from gateway.limits.calls import (
     account_of,
 )
 from gateway.limits.journal import Journal
-from policies.limit_book import Holding, LimitBook
+from policies.limit_account import Holding
+from policies.limit_book import LimitBook
 from policies.limit_standing import AccountId, Ceiling, Standing
 from policies.limit_window import WindowShape
 

@@ -9,7 +9,8 @@ from typing import Self
 
 from gateway.http_call import Header
 from gateway.limits.answers import limit_headers
-from policies.limit_book import Holding, LimitBook
+from policies.limit_account import Holding
+from policies.limit_book import LimitBook
 from policies.limit_standing import Ceiling, Standing
 
 

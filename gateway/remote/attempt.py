@@ -16,8 +16,8 @@ from gateway.remote.body import PATHS, RelayBody, upstream_body
 from gateway.remote.course import RemotePlacement
 from gateway.remote.exchange import Exchange, Patience
 from gateway.remote.failures import ERROR_BODY_BYTES, LossKind, UpstreamLost, judge
+from gateway.remote.own_load import OwnRequest
 from gateway.remote.prompt import RoutedPrompt
-from gateway.remote.replica import OwnRequest
 from gateway.remote.usage import ReportedUsage, estimated_for_all
 from gateway.settings_fleet import KNOWS_SALTS
 from gateway.tenants import Tenant
@@ -96,7 +96,7 @@ class Attempt:
         self._errand = errand
         self.placement = placement
         self._predicted_ttft_s = predicted_ttft_s
-        self._own = OwnRequest(placement.replica)
+        self._own = OwnRequest(placement.replica.own_load)
         self._exchange: Exchange | None = None
         self._began_s: float | None = None
         self._last_s = 0.0

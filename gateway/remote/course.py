@@ -9,9 +9,10 @@ from time import monotonic
 from types import TracebackType
 
 from gateway.dispatch.member import Condition
+from gateway.dispatch.placement import Placement
 from gateway.dispatch.prefix import Prefix
 from gateway.dispatch.receipt import Receipt
-from gateway.dispatch.router import NoReplica, Placement, Router
+from gateway.dispatch.router import NoReplica, Router
 from gateway.dispatch.run import MoveTerms
 from gateway.errors import ApiError, unavailable
 from gateway.remote.failures import (

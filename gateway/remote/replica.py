@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from types import TracebackType
-from typing import Literal
 from urllib.parse import urlsplit
 
 import structlog
@@ -20,6 +19,7 @@ from gateway.ended_tasks import end_task
 from gateway.remote.exchange import Connections, Exchange, Patience
 from gateway.remote.failures import Cleaner, LossKind, UpstreamLost
 from gateway.remote.getting import Getter
+from gateway.remote.own_load import OwnLoad
 from gateway.remote.probes import Prober, ProbeTarget, ProbeTimes
 from gateway.remote.reported_load import ReportedLoad, foreign_load
 from gateway.settings_fleet import RemoteEngine, RemoteSettings
@@ -30,7 +30,6 @@ from policies.routing import Standing
 _log = structlog.get_logger("forebay.remote")
 
 _LONGEST_HOLD_S = 10.0
-_MEAN_SHARE = 0.05
 _ABOUT_US = frozenset({401, 402, 407})
 
 
@@ -69,6 +68,7 @@ class RemoteReplica:
         self.shares_cache = settings.shared_cache == "accept"
         self.max_running = settings.max_running
         self.times = times
+        self.own_load = OwnLoad()
         self.cleaner = Cleaner(
             secrets=[api_key] if api_key else [],
             hosts=[parts.netloc, parts.hostname or ""],
@@ -83,9 +83,6 @@ class RemoteReplica:
         self._random = random
         self._health = Health(Condition.STARTING, "not probed yet")
         self._cost = RemoteCost()
-        self._waiting = 0
-        self._running = 0
-        self._mean_prompt_tokens = 0.0
         self._process_started_s: float | None = None
         self._has_served = False
         self._was_away = False
@@ -173,7 +170,7 @@ class RemoteReplica:
             uncached = max(1, receipt.request.prompt_tokens - cached)
             self._cost.observe_first_token(uncached, candidate.standing.pending_tokens, ttft_s)
         if token_gap_s is not None:
-            self._cost.observe_next_tokens(self._running, token_gap_s)
+            self._cost.observe_next_tokens(self.own_load.running, token_gap_s)
 
     def kept_nobody_apart(self) -> None:
         """A prompt that shares KV with nobody came from the cache there: the server passes over
@@ -242,8 +239,8 @@ class RemoteReplica:
             if self._process_started_s is not None:
                 self._restarted()
             self._process_started_s = started_s
-        mean_tokens = int(self._mean_prompt_tokens)
-        self._on_load(foreign_load(load, self._waiting, self._running, mean_tokens))
+        own = self.own_load
+        self._on_load(foreign_load(load, own.waiting, own.running, int(own.mean_prompt_tokens)))
 
     def _restarted(self) -> None:
         _log.info("remote replica has restarted", replica=self.name)
@@ -270,39 +267,6 @@ class RemoteReplica:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("probing failed", replica=self.name, error=repr(error))
             self._set_health(Health(Condition.DOWN, "it can no longer be probed"))
-
-
-class OwnRequest:
-    """One of this gateway's requests at a replica: counted as waiting from `start` on, as running
-    from its first token on, and not at all after `end`, which is idempotent."""
-
-    __slots__ = ("_replica", "_state")
-
-    def __init__(self, replica: RemoteReplica) -> None:
-        self._replica = replica
-        self._state: Literal["", "waiting", "running"] = ""
-
-    def start(self, prompt_tokens: int) -> None:
-        """It is being sent."""
-        replica = self._replica
-        replica._mean_prompt_tokens += _MEAN_SHARE * (prompt_tokens - replica._mean_prompt_tokens)
-        replica._waiting += 1
-        self._state = "waiting"
-
-    def begin(self) -> None:
-        """Its first token has come."""
-        if self._state == "waiting":
-            self._replica._waiting -= 1
-            self._replica._running += 1
-            self._state = "running"
-
-    def end(self) -> None:
-        """It is there no longer."""
-        if self._state == "waiting":
-            self._replica._waiting -= 1
-        elif self._state == "running":
-            self._replica._running -= 1
-        self._state = ""
 
 
 def _nothing() -> None:

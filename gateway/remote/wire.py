@@ -132,11 +132,6 @@ class Wire(asyncio.Protocol):
         pieces.clear()
         return whole
 
-    @property
-    def all_read(self) -> bool:
-        """Whether the next read finds the end."""
-        return self.complete and not self._pieces
-
     def rest(self) -> None:
         """The exchange is over; the next may begin."""
         self._pieces.clear()

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from loadtest.simulate.job import SimJob
 from policies.answer_lengths import AnswerLengths
-from policies.arrival_rate import ArrivalRates
 from policies.cost import Coefficients
-from policies.routing import NOTHING_CACHED, Candidate, Queued, Standing
+from policies.routing import NOTHING_CACHED, Candidate, Standing
+from policies.work_by_priority import WorkByPriority
 
 
 class Book:
@@ -19,17 +19,14 @@ class Book:
     __slots__ = (
         "_all_answers",
         "_answers",
-        "_arrivals",
         "_candidate",
         "_context_tokens",
         "_cost",
-        "_detailed",
         "_max_running",
         "_pending_tokens",
-        "_queued",
         "_reuse",
         "_standing",
-        "_yielding",
+        "_work",
         "name",
         "running",
         "waiting",
@@ -52,12 +49,9 @@ class Book:
         self._pending_tokens = 0
         self._context_tokens = 0
         self._reuse = 0.0
-        self._queued: dict[tuple[int, bytes], Queued] = {}
-        self._arrivals = ArrivalRates()
-        self._yielding: dict[int, int] = {}
+        self._work = WorkByPriority() if detailed else None
         self._answers = AnswerLengths()
         self._all_answers = all_answers
-        self._detailed = detailed
         self._standing: Standing | None = None
         self._candidate: Candidate | None = None
 
@@ -84,7 +78,7 @@ class Book:
 
     def standing(self) -> Standing:
         """The same object as long as nothing has changed."""
-        standing = self._standing
+        standing, work = self._standing, self._work
         if standing is None:
             standing = self._standing = Standing(
                 self._pending_tokens,
@@ -93,10 +87,10 @@ class Book:
                 self._context_tokens,
                 self._max_running,
                 False,
-                tuple(self._queued[each] for each in sorted(self._queued)),
+                () if work is None else work.queued(),
                 self._answers.tokens or self._all_answers.tokens,
                 self._reuse,
-                tuple(sorted(self._yielding.items())),
+                () if work is None else work.yielding(),
             )
         return standing
 
@@ -113,27 +107,12 @@ class Book:
         self.waiting += sequences
         self._pending_tokens += tokens
         self._standing = self._candidate = None
-        if not self._detailed:
-            return
-        place = job.rank.priority, job.flow
-        before = self._queued.get(place) or Queued(place[0], 0, 0, job.flow, job.weight)
-        if before.sequences + sequences:
-            self._queued[place] = before._replace(
-                sequences=before.sequences + sequences,
-                tokens=before.tokens + tokens,
-                tokens_per_s=self._arrivals.per_s(place, max(0, tokens), now_s),
-            )
-        else:
-            del self._queued[place]
+        if self._work is not None:
+            self._work.wait(sequences, tokens, job.rank.priority, job.flow, job.weight, now_s)
 
     def _run(self, job: SimJob, sequences: int) -> None:
         self.running += sequences
         self._context_tokens += sequences * job.prompt_tokens
         self._standing = self._candidate = None
-        priority = job.rank.priority
-        if self._detailed and priority:
-            left = self._yielding.get(priority, 0) + sequences
-            if left:
-                self._yielding[priority] = left
-            else:
-                del self._yielding[priority]
+        if self._work is not None:
+            self._work.run(sequences, job.rank.priority)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -21,6 +20,7 @@ from engine.engine import Engine, EngineOptions
 from engine.pausing import Allowance
 from engine.request import FinishReason
 from policies.floors import ClassFloors
+from tests.cache.redis_blocks import until
 from tests.engine.flow_stage import FlatCost, FlowStage
 from tests.engine.harness import Collector, request
 from tests.engine.mock_executor import MockExecutor, expected_text
@@ -735,7 +735,7 @@ def test_no_pause_changes_a_stream():
                 assert outcome.token_ids == text, name
             for name in bad:
                 assert stage.collector.outcomes[name].finish is FinishReason.ERROR
-            stage.engine.call(partial(stage.engine._cache._drain, 0, time.monotonic() + 30.0))
+            until(lambda: stage.engine.call(lambda: stage.engine._cache.quiet), timeout_s=30.0)
             stage.check()
             assert not stage.engine._scheduler._gone_on
             seen["loads"] += sum(each.loads for each in stage.engine.cache_stats().tiers)

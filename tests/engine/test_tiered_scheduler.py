@@ -347,7 +347,7 @@ def test_an_answer_from_before_an_erasure_says_nothing_of_what_redis_holds():
     stage.check()
 
 
-def test_saving_writes_everything_that_is_cached():
+def test_saving_writes_everything_that_is_cached(monkeypatch: pytest.MonkeyPatch):
     stage = TierStage(pages=24, slots=48)
     stage.run("1", prompt(1, 4))
     stage.run("2", prompt(2, 4))
@@ -356,16 +356,11 @@ def test_saving_writes_everything_that_is_cached():
     assert len(stage.redis.values) == 4
     stage.redis.values.clear()  # it has pushed out what was written before
 
-    real_sleep_steps = stage.cache._drain
+    def others_work(_: float) -> None:
+        stage.copier.step()
+        stage.redis.step()
 
-    def drain(in_flight, deadline):
-        while stage.tiers.in_flight > in_flight:
-            stage.copier.step()
-            stage.redis.step()
-            stage.cache.settle()
-        real_sleep_steps(in_flight, deadline)
-
-    stage.cache._drain = drain
+    monkeypatch.setattr("time.sleep", others_work)
     stage.cache.save(5.0)
     assert len(stage.redis.values) >= 8
     stage.check()

@@ -21,6 +21,7 @@ from gateway.remote.body import read_body
 from gateway.remote.isolation import Isolation
 from gateway.remote.model import TEXT_IDENTITY, RemoteModel
 from gateway.settings import Settings
+from policies.routing_policies import AtRandom, LeastLoaded
 from tests.gateway.stage import Observer, router_over, tenant
 
 SECRET = b"a server's secret"
@@ -61,6 +62,7 @@ class Context:
 class Redis:
     named: Any = None
     url: str | None = None
+    cluster: bool = False
 
 
 @dataclass
@@ -86,7 +88,7 @@ def stage() -> tuple[Fleet, Models, dict[str, Local]]:
     fleet._local.update(local)  # type: ignore[arg-type] # stand-ins
     for name in local:
         router = router_over(name, [], Observer(Metrics([name], [], b"secret")))
-        router.use_policy("random", router._policy)
+        router.use_policy("random", AtRandom())
         model: Any = Model(name, router)
         models.add(model)
     return fleet, models, local
@@ -104,7 +106,7 @@ async def test_what_one_model_cannot_follow_is_no_reason_to_leave_out_the_rest()
 
 async def test_a_policy_that_did_not_come_to_be_used_is_used_at_the_next_reload() -> None:
     fleet, models, _ = stage()
-    models["n"].router.use_policy("least-loaded", models["n"].router._policy)
+    models["n"].router.use_policy("least-loaded", LeastLoaded())
     await fleet.apply(settings("random"))
     assert [model.router.policy for model in models.values()] == ["random"] * 2
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.dispatch.load import MOST_FLOWS, REST, Load
+from gateway.dispatch.load import Load
 from policies.answer_lengths import AnswerLengths
 from policies.routing import Queued, Standing
+from policies.work_by_priority import MOST_FLOWS, REST
 
 steps = st.lists(
     st.tuples(

@@ -48,12 +48,13 @@ async def test_a_whole_answer_runs_from_when_it_should_have_begun():
         [member] = stage.router.members
         await eventually(lambda: member.load.standing().running == 1)
         assert member.load.standing().waiting == 0
-        assert (stage.replicas[0]._waiting, stage.replicas[0]._running) == (0, 1)
+        own = stage.replicas[0].own_load
+        assert (own.waiting, own.running) == (0, 1)
         may_answer.set()
         await call.task
         assert call.answer.status == 200
         assert member.load.sequences == 0
-        assert (stage.replicas[0]._waiting, stage.replicas[0]._running) == (0, 0)
+        assert (own.waiting, own.running) == (0, 0)
         # that it ran was presumed; when it began is not known, and nothing is learned of it
         assert stage.last.receipts()[0].began_s is None
         assert stage.last.ttft_s() is None

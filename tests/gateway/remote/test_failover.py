@@ -379,7 +379,8 @@ async def test_leaving_closes_the_servers_connection_at_once():
         [member] = stage.router.members
         assert member.load.sequences == 0
         assert stage.replicas[0]._connections.open_exchanges == 0
-        assert (stage.replicas[0]._waiting, stage.replicas[0]._running) == (0, 0)
+        own = stage.replicas[0].own_load
+        assert (own.waiting, own.running) == (0, 0)
     assert stage.requests[0].usage().completion_tokens == 3
 
 
