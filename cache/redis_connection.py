@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from typing import Any
 
@@ -124,3 +125,15 @@ class UnixConnection(_Abrupt, UnixDomainSocketConnection):
         self._reader = stream
         self._writer = asyncio.StreamWriter(transport, protocol, stream, loop)
         await self.on_connect()
+
+
+class RenewedTlsConnection(SSLConnection):
+    """redis-py's TLS connection, of a pool that keeps it however often it fails. The authorities
+    are read again once they do not vouch for the server, as they may have been renewed with it."""
+
+    async def _connect(self) -> None:
+        try:
+            await super()._connect()  # type: ignore[no-untyped-call]  # redis-py's, without types
+        except ssl.SSLCertVerificationError:
+            self.ssl_context.context = None
+            raise

@@ -97,7 +97,7 @@ async def open_fleet(
                     secret,
                     on_routed=lambda name, links: _heard(directory, name, links),
                     tls_ca=settings.redis.tls_ca,
-                    cluster=settings.redis.cluster,
+                    cluster=redis.cluster,
                 )
             )
             await fleet.share(news)

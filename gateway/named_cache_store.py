@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from time import monotonic
@@ -19,8 +20,10 @@ import structlog
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import ResponseError
 
+from cache.redis_client import TROUBLE
+from cache.redis_connection import RenewedTlsConnection
 from gateway.named_cache import Place, Record
 from gateway.named_cache_seal import RecordSealer, field_of
 
@@ -31,6 +34,10 @@ _CONNECTIONS = 8
 _WARNED_VALUES = 1000
 _QUIET_S = 1.0
 """After a failure Redis is not asked for this long: a dead one costs one time limit, not each."""
+_QUESTIONS = ("HGET", "HGETALL")
+_CLOCKS_APART_S = 600.0
+"""How much longer than it is of use a record stays in Redis: a gateway whose clock is ahead would
+otherwise take away what others still use, and deletions of which they have not heard."""
 
 
 class WorkingCopy:
@@ -163,9 +170,13 @@ def open_control_client(
     """A client for small questions: few connections, bounded waits, one try each (a cluster's may
     be sent on to another node).
 
-    It connects with its first command; `aclose` ends it.
+    It connects with its first command; `aclose` ends it. `tls_ca` may be said of another server,
+    the one for KV: it is of no account where `url` is not `rediss://`.
     """
-    options: dict[str, Any] = {"ssl_ca_certs": str(tls_ca)} if tls_ca is not None else {}
+    options: dict[str, Any] = {}
+    tls = url.startswith("rediss:")
+    if tls and tls_ca is not None:
+        options["ssl_ca_certs"] = str(tls_ca)
     if cluster:
         return RedisCluster.from_url(
             url,
@@ -184,6 +195,8 @@ def open_control_client(
         retry=Retry(NoBackoff(), 0),
         **options,
     )
+    if tls:
+        pool.connection_class = RenewedTlsConnection
     return Redis.from_pool(pool)
 
 
@@ -191,7 +204,8 @@ class RedisNamedCacheStore:
     """Names that several gateways share and that outlive them.
 
     Only gateways with the same secret can read the values; others' are left alone, with a warning.
-    `on_failure` is called for each time that Redis did not answer in `timeout_s`.
+    `on_failure` is called for each time that Redis did not answer in `timeout_s`. The client's own
+    time limits should be longer: making a connection may take more than a question.
     """
 
     def __init__(
@@ -212,6 +226,19 @@ class RedisNamedCacheStore:
         self._quiet_until_s = 0.0
         self._down = False
         self._warned: set[tuple[str, str]] = set()
+        self._asking: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """End what is under way, before the client is closed."""
+        for asking in tuple(self._asking):
+            asking.cancel()
+        if self._asking:
+            await asyncio.wait(self._asking)
+
+    def _over(self, asking: asyncio.Future[Any]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # seen, also if nobody waits any more
 
     @property
     def copy(self) -> WorkingCopy:
@@ -241,7 +268,7 @@ class RedisNamedCacheStore:
             return tenant not in self._behind
 
     async def _agree(self, tenant: bytes, now_s: float) -> bool:
-        """Read all, then write what Redis lacks and remove what has expired.
+        """Read all, then write what Redis lacks and remove what expired a while ago.
 
         A name that is missing there was not deleted, for deletions are records too: Redis has lost
         it, and gets it back.
@@ -264,7 +291,9 @@ class RedisNamedCacheStore:
         expired = [
             field
             for field, record in shared.items()
-            if record is not None and record.expires_s <= now_s and field not in ours
+            if record is not None
+            and record.expires_s + _CLOCKS_APART_S <= now_s
+            and field not in ours
         ]
         if lacking:
             pairs = chain.from_iterable(lacking.items())
@@ -299,10 +328,22 @@ class RedisNamedCacheStore:
         """The answer, or None where Redis has none to give in time, or was just seen not to."""
         if monotonic() < self._quiet_until_s:
             return None
+        asking = asyncio.ensure_future(self._client.execute_command(*command))
+        self._asking.add(asking)
+        asking.add_done_callback(self._over)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                answer = await self._client.execute_command(*command)
-        except (RedisError, OSError, TimeoutError) as error:
+            await asyncio.wait({asking}, timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            asking.cancel()
+            raise
+        try:
+            if not asking.done() or asking.cancelled():
+                # a question may go on: if it was connecting that took long, the next one need not
+                if command[0] not in _QUESTIONS:
+                    asking.cancel()
+                raise TimeoutError
+            answer = asking.result()
+        except TROUBLE as error:
             self._quiet_until_s = monotonic() + _QUIET_S
             if self._on_failure is not None:
                 self._on_failure()
@@ -313,11 +354,21 @@ class RedisNamedCacheStore:
                     "Redis does not answer: named prefixes are in this process's memory only",
                     error=type(error).__name__,
                 )
+            if isinstance(error, ResponseError):
+                await self._disconnect()
             return None
         if self._down:
             self._down = False
             _log.info("Redis answers again: named prefixes are shared")
         return answer
+
+    async def _disconnect(self) -> None:
+        """Drop the connections that nobody uses. A server that refuses what it is told may be no
+        primary any more, and behind its name there may be another one by now. A cluster says
+        itself who has taken over."""
+        if isinstance(self._client, Redis):
+            with suppress(*TROUBLE):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _key(tenant: bytes) -> str:

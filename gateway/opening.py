@@ -73,7 +73,7 @@ async def open_gateway(
                 gateways=gateways,
                 timeout_s=settings.redis.timeout_ms / 1e3,
                 tls_ca=settings.redis.tls_ca,
-                cluster=settings.redis.cluster,
+                cluster=redis.cluster,
             )
         )
         tenancy.open(limiter, book)

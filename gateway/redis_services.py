@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from cache.redis_client import CONNECT_S
 from cache.redis_options import RedisOptions
 from cache.redis_store import RedisStore
 from gateway.embedded_redis import embedded_redis
@@ -32,12 +33,13 @@ _CLOSE_S = 5.0
 class RedisServices:
     """`kv` is where KV blocks go (None: nowhere), `kv_options` how another process gets there.
     `named` keeps the tenants' named prefixes. `url` is where everything but KV is kept, None if
-    nowhere."""
+    nowhere; `cluster` says that a node of a cluster is there."""
 
     kv: RedisStore | None
     kv_options: RedisOptions | None
     named: NamedCacheStore
     url: str | None
+    cluster: bool = False
 
 
 @asynccontextmanager
@@ -59,20 +61,24 @@ async def open_redis(
         )
         options = None if kv_url is None else _kv_options(settings, kv_url, secret)
         kv = None if options is None else await _connect(options, held)
+        # `cluster` is said, or found out, of the server for KV: another one may be none
+        cluster = kv is not None and url == kv_url and (settings.cluster or kv.facts.cluster)
         named: NamedCacheStore = MemoryStore()
         if url is not None:
             timeout_s = settings.timeout_ms / 1e3
             client = open_control_client(
                 url,
-                timeout_s=timeout_s,
+                timeout_s=max(timeout_s, CONNECT_S),
                 tls_ca=settings.tls_ca,
-                cluster=settings.cluster and url != embedded,
+                cluster=cluster,
             )
             held.push_async_callback(client.aclose)
-            named = RedisNamedCacheStore(
+            names = RedisNamedCacheStore(
                 client, secret, timeout_s=timeout_s, on_failure=metrics.named_cache_store_failed
             )
-        yield RedisServices(kv, options, named, url)
+            held.push_async_callback(names.close)
+            named = names
+        yield RedisServices(kv, options, named, url, cluster)
 
 
 async def _start_embedded(

@@ -52,7 +52,8 @@ class RedisSettings(Section):
     what is asked of it beside loads; `memory` is the embedded server's limit in bytes; `ttl` how
     many seconds a KV block lives there after its last store; `max_connections`
     counts those for KV (one for questions, one for stores, the others for loads); `tls_ca` is a PEM
-    file of the authorities that sign a `rediss://` server's certificate (None: the system's).
+    file of the authorities that sign a `rediss://` server's certificate (None: the system's);
+    `cluster` says that the server for KV is one.
     """
 
     # Not in the repr: the URLs may hold passwords.

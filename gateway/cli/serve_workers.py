@@ -22,7 +22,7 @@ from gateway.credentials import known_secrets, server_secret
 from gateway.embedded_redis import embedded_redis
 from gateway.listening import HANDED_OVER, WORKERS, check_tls
 from gateway.logs import configure_logging
-from gateway.reload import ConfigSource
+from gateway.reload import ConfigSource, refuse_restart_changes
 from gateway.settings import Settings
 from gateway.settings_errors import ConfigError
 from gateway.shared_port import SharedPort
@@ -70,7 +70,12 @@ def serve_with_workers(
         # -P: what lies in the working directory is not imported in place of forebay's own rooms
         command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *flags]
 
+        begun: set[int] = set()
+
         async def spawn(index: int) -> Process:
+            if index in begun:
+                await asyncio.to_thread(require_same, source, settings)
+            begun.add(index)
             ports = [port, *own[index : index + 1]]
             return await start_worker(ports, command, {**environ, WORKERS: str(count)})
 
@@ -95,6 +100,12 @@ def _refuse_what_cannot_be_shared(settings: Settings) -> None:
                 for name in here
             ]
         )
+
+
+def require_same(source: ConfigSource, settings: Settings) -> None:
+    """Raises ConfigError unless a worker that starts now would be as the others are, which began
+    with `settings` and have followed what can be reloaded: clients do not choose whom they get."""
+    refuse_restart_changes(settings, source.load().settings)
 
 
 async def start_worker(

@@ -19,6 +19,7 @@ import structlog
 
 from gateway.announcing import announce
 from gateway.cli import exit_codes
+from gateway.settings_errors import ConfigError
 from gateway.signals import on_signals
 
 _log = structlog.get_logger("forebay.workers")
@@ -31,7 +32,8 @@ _CUT_S = 1.0
 _REFUSALS = frozenset({exit_codes.USAGE, exit_codes.PORT_UNAVAILABLE})
 
 Spawn = Callable[[int], Awaitable[Process]]
-"""Starts the worker of this index, its standard output a pipe. May raise OSError."""
+"""Starts the worker of this index, its standard output a pipe. May raise OSError, and ConfigError
+where the configuration is none that it may start with now."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,10 @@ class Workers:
         except OSError as error:
             _log.error("a worker cannot be started", worker=index, reason=error.strerror)
             return exit_codes.FAILURE
+        except ConfigError as error:
+            for message in error.messages:
+                _log.error("config refused, a worker is not started", worker=index, reason=message)
+            return exit_codes.USAGE
         worker = self._running[index] = _Running(process)
         try:
             if self._stop.is_set():  # while it was being started

@@ -36,6 +36,8 @@ _POOL = 5
 _MORE_AT_MOST = 5
 _POOL_S = 5.0
 _IDLE_MS = 60_000
+_READ_ONLY = "25006"
+"""SQLSTATE of what a standby says to a transaction that writes."""
 _READS = "forebay_reads"
 _DURABLE = "forebay_durable"
 
@@ -204,12 +206,19 @@ def _postgres(url: str, statement_s: float) -> AsyncEngine:
 
 def _connection_is_gone(context: ExceptionContext) -> DatabaseUnavailable | None:
     """The driver's own name for what is no answer of the server's; such a connection is not used
-    again."""
+    again. Nor is one to a server that takes no writes any more: behind its name there may be
+    another one by now, which has taken over."""
     error = context.original_exception
+    if getattr(error, "sqlstate", None) == _READ_ONLY and not _only_reads(context.connection):
+        context.is_disconnect = True
     if not isinstance(error, OSError):  # a TimeoutError too
         return None
     context.is_disconnect = True
     return DatabaseUnavailable(_reason(error))
+
+
+def _only_reads(connection: Connection | None) -> bool:
+    return connection is not None and "postgresql_readonly" in connection.get_execution_options()
 
 
 def _sqlite(path: Path) -> AsyncEngine:

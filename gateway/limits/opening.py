@@ -52,13 +52,7 @@ async def open_limiter(
         if redis_url is None:
             yield LocalLimiter(seeds, gateways=gateways, book=book)
             return
-        # both may be said of another server, which keeps the KV
-        client = open_control_client(
-            redis_url,
-            timeout_s=_CLIENT_S,
-            tls_ca=tls_ca if redis_url.startswith("rediss:") else None,
-            cluster=cluster and not redis_url.startswith("unix:"),
-        )
+        client = open_control_client(redis_url, timeout_s=_CLIENT_S, tls_ca=tls_ca, cluster=cluster)
         held.push_async_callback(client.aclose)
         sender = Sender(secrets.token_hex(8), book.shape, lease_s)
         asking = LimitsLink(client, timeout_s=timeout_s)

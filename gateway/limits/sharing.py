@@ -10,7 +10,7 @@ from time import monotonic
 import structlog
 
 from cache.breaker import Breaker
-from cache.redis_client import TROUBLE, reason_of
+from cache.redis_client import TROUBLE, Command, reason_of
 from gateway.limits.calls import Sender
 from gateway.limits.link import LimitsLink
 from gateway.limits.sweeping import Sweeper
@@ -85,8 +85,7 @@ class Sharing:
         try:
             question = self._sender.call(_NOBODY, "time", self._telling.generation)
             await self._keeping.disconnect()
-            await self._keeping.connect(question, _CONNECT_S)
-            await self._asking.connect(question, _CONNECT_S)
+            await self._connect_both(question)
             await self._asking.ask(question)  # in the time that a reservation has
             await self._telling.catch_up(self._keeping)
         except TROUBLE as error:
@@ -104,6 +103,18 @@ class Sharing:
         if self._said:
             self._said = False
             _log.info("Redis answers again: limits are counted together")
+
+    async def _connect_both(self, question: Command) -> None:
+        """At once: one after the other they would take the same connection, and the second one
+        would have to be made in the time of an exchange."""
+        ends = await asyncio.gather(
+            self._keeping.connect(question, _CONNECT_S),
+            self._asking.connect(question, _CONNECT_S),
+            return_exceptions=True,
+        )
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
 
     async def tell(self) -> None:
         """Tell Redis what has come to an end, until cancelled."""

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
+from gateway.remote.authorities import Authorities
 from gateway.remote.failures import LossKind, UpstreamLost
 from gateway.remote.host_name import HostName
 from gateway.remote.wire import Wire
@@ -57,8 +58,7 @@ class Pool:
         self._origin = origin
         self._host_name = HostName(origin.host, origin.port)
         self._places = asyncio.Semaphore(limit)
-        # reading the system's certificates takes tens of milliseconds: not for plain HTTP
-        self._tls = ssl.create_default_context() if origin.tls else None
+        self._authorities = Authorities() if origin.tls else None
         self._idle: list[Wire] = []
         self._wires: set[Wire] = set()
         self._answered_last = ""
@@ -147,14 +147,19 @@ class Pool:
         raise _unreached(failure) from failure
 
     async def _dial(self, address: str) -> Wire:
-        origin = self._origin
-        _, wire = await asyncio.get_running_loop().create_connection(
-            lambda: Wire(self._forget),
-            address,
-            origin.port,
-            ssl=self._tls,
-            server_hostname=origin.host if origin.tls else None,
-        )
+        origin, authorities = self._origin, self._authorities
+        try:
+            _, wire = await asyncio.get_running_loop().create_connection(
+                lambda: Wire(self._forget),
+                address,
+                origin.port,
+                ssl=None if authorities is None else authorities.context,
+                server_hostname=None if authorities is None else origin.host,
+            )
+        except ssl.SSLCertVerificationError:
+            if authorities is not None:
+                authorities.not_believed()
+            raise
         if not wire.is_open:
             raise ConnectionResetError
         self._answered_last = address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
 from gateway.errors import ApiError
 from gateway.named_cache_store import RedisNamedCacheStore, open_control_client
 from gateway.named_caches import Allowance, NamedCaches
-from tests.cache.valkey import Valkey, free_port, running_valkey
-from tests.gateway.stage import eventually
+from tests.cache.relay import relaying
+from tests.cache.tls_proxy import make_certificate
+from tests.cache.valkey import Valkey, running_valkey
 from tests.gateway.test_named_caches import Clock, entry, make
 
 SECRET = b"server secret"
@@ -36,14 +39,15 @@ async def gateway(
     secret: bytes = SECRET,
     clock: Clock | None = None,
     timeout_s: float = 1.0,
-    cluster: bool = False,
+    url: str | None = None,
 ) -> AsyncIterator[NamedCaches]:
-    """One gateway's registry on a server."""
-    client = open_control_client(server.url, timeout_s=timeout_s, cluster=cluster)
+    """One gateway's registry on a server, by another way if `url` says so."""
+    client = open_control_client(url or server.url, timeout_s=2.0)
+    store = RedisNamedCacheStore(client, secret, timeout_s=timeout_s)
     try:
-        store = RedisNamedCacheStore(client, secret, timeout_s=timeout_s)
         yield NamedCaches(store, secret, clock=clock or Clock())
     finally:
+        await store.close()
         await client.aclose()
 
 
@@ -122,7 +126,27 @@ async def test_expired_names_and_forgotten_deletions_leave_redis(valkey: Valkey)
             assert client.hlen(key) == 2
             clock.now_s += 60
             assert await named.live(owner) == []
+            clock.now_s += 600  # by which others' clocks may be behind
+            assert await named.live(owner) == []
             assert client.keys("*") == []
+
+
+async def test_a_gateway_whose_clock_is_ahead_takes_nothing_from_the_others(
+    valkey: Valkey,
+) -> None:
+    now, ahead = Clock(), Clock()
+    ahead.now_s += 30
+    async with gateway(valkey, clock=now) as one, gateway(valkey, clock=ahead) as other:
+        owner = one.owner("acme", None)
+        kept = entry(owner, "kept")
+        await make(one, kept)
+        await make(one, entry(owner, "deleted"))
+        assert await other.delete(owner, "deleted")
+        ahead.now_s += 30  # to it both have expired
+        assert await other.live(owner) == []
+        assert await one.live(owner) == [kept]  # and it does not bring the deleted one back
+        async with gateway(valkey, clock=now) as later:
+            assert await later.live(owner) == [kept]
 
 
 async def test_redis_that_lost_everything_gets_it_back(valkey: Valkey) -> None:
@@ -204,20 +228,61 @@ async def test_what_another_gateway_made_meanwhile_counts(valkey: Valkey) -> Non
             await make(there, entry(owner, "three", kv_bytes=100), allowance)
 
 
-async def test_a_cluster(tmp_path: Path) -> None:
-    options = {"cluster-enabled": "yes", "cluster-port": str(free_port())}
-    with running_valkey(tmp_path, options, tcp=True) as server:
-        with server.client() as client:
-            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            # a node waits two seconds before it takes writes
-            await eventually(
-                lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok", 10
-            )
-        async with gateway(server, cluster=True) as named:
+async def test_what_an_old_primary_refuses_goes_to_the_one_that_took_over(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.named_cache_store._QUIET_S", 0.0)
+    new = tmp_path / "new"
+    new.mkdir()
+    with running_valkey(new) as successor, relaying(valkey.socket_path) as relay:
+        async with gateway(valkey, url=relay.url) as named:
             owner = named.owner("acme", None)
-            await make(named, entry(owner))
-        async with gateway(server, cluster=True) as named:
-            assert await named.find(owner, "handbook") is not None
+            await make(named, entry(owner, "one"))
+            relay.target = successor.socket_path  # of connections that are made from now on
+            with valkey.client() as client:
+                client.replicaof("127.0.0.1", 1)
+            await make(named, entry(owner, "two"))
+            assert len(await named.live(owner)) == 2
+        async with gateway(successor) as other:
+            assert [each.place.name for each in await other.live(owner)] == ["one", "two"]
+
+
+async def test_a_server_so_far_away_that_connecting_takes_longer_than_a_question(
+    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.named_cache_store._QUIET_S", 0.0)
+    async with gateway(valkey) as near:
+        owner = near.owner("acme", None)
+        await make(near, entry(owner))
+        with relaying(valkey.socket_path) as relay:
+            relay.delay_s = 0.06  # and connecting takes several exchanges
+            async with gateway(valkey, url=relay.url, timeout_s=0.1) as far:
+                assert await far.find(owner, "handbook") is None
+                async with asyncio.timeout(5):
+                    while await far.find(owner, "handbook") is None:
+                        pass
+
+
+async def test_a_server_is_believed_again_once_its_authority_is_renewed(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    authority = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority)
+    with relaying(valkey.socket_path, context) as relay:
+        url = f"rediss://127.0.0.1:{relay.port}"
+        client = open_control_client(url, timeout_s=1.0, tls_ca=authority)
+        assert isinstance(client, Redis)
+        try:
+            assert await client.execute_command("PING")
+            make_certificate(tmp_path)  # the same file, for gateway and server
+            context.load_cert_chain(authority)
+            await client.connection_pool.disconnect()
+            with pytest.raises(RedisConnectionError):
+                await client.execute_command("PING")
+            assert await client.execute_command("PING")
+        finally:
+            await client.aclose()
 
 
 class _Failing:

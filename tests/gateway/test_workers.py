@@ -18,8 +18,10 @@ from structlog.testing import capture_logs
 
 import gateway.cli.workers as module
 from gateway.cli.main import run
-from gateway.cli.serve_workers import start_worker
+from gateway.cli.serve_workers import require_same, start_worker
 from gateway.cli.workers import Spawn, Workers
+from gateway.reload import ConfigSource
+from gateway.settings_errors import ConfigError
 from gateway.shared_port import SharedPort
 from gateway.tenants import hash_key
 
@@ -119,6 +121,50 @@ async def test_a_worker_that_dies_is_started_again_and_the_others_are_left_alone
     assert stage.diary(0) == ["started", "SIGTERM"]
     assert stage.diary(1)[:4] == ["started"] * 4
     assert capsys.readouterr().out == ""
+
+
+async def test_one_that_would_be_unlike_the_others_waits_until_the_configuration_allows_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    logged: list[MutableMapping[str, Any]],
+) -> None:
+    stage = Stage(tmp_path, [""], [""])
+    refusals: list[str] = []
+
+    async def spawn(index: int) -> Process:
+        if refusals:
+            raise ConfigError([refusals.pop()])
+        return await stage.spawn(index)
+
+    async with running(stage.count, spawn) as task:
+        await until(lambda: capsys.readouterr().out)
+        refusals += ["models: needs a restart to change"] * 2
+        os.kill(stage.pid(1), signal.SIGKILL)
+        await until(lambda: stage.diary(1).count("started") == 2)
+        tell(signal.SIGTERM)
+        assert await task == 0
+    assert stage.diary(0) == ["started", "SIGTERM"]
+    said = [
+        entry for entry in logged if entry["event"] == "config refused, a worker is not started"
+    ]
+    assert [(entry["worker"], entry["reason"]) for entry in said] == [
+        (1, "models: needs a restart to change")
+    ] * 2
+
+
+def test_a_worker_that_starts_again_must_be_as_the_others_are(tmp_path: Path) -> None:
+    config = tmp_path / "forebay.yaml"
+    config.write_text(CONFIG)
+    source = ConfigSource(config, {}, {})
+    settings = source.load().settings
+    config.write_text(CONFIG.replace("id: acme", "id: beta").replace("drain_s: 5", "drain_s: 6"))
+    require_same(source, settings)
+    config.write_text(CONFIG.replace("name: tiny", "name: other"))
+    with pytest.raises(ConfigError, match=r"models\[0\].name: needs a restart to change"):
+        require_same(source, settings)
+    config.write_text(CONFIG.replace("drain_s: 5", "drain_s: -5"))
+    with pytest.raises(ConfigError, match="drain_s"):
+        require_same(source, settings)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import insert, select, text, update
-from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 
 from gateway.database.address import database_secrets, shown_database
 from gateway.database.opening import (
@@ -347,6 +347,30 @@ async def test_a_connection_that_breaks_in_the_middle(
             await break_off(database, postgres)
         async with database.read() as connection:
             assert (await connection.execute(select(tenants))).all() == []
+
+
+async def test_a_server_that_takes_no_writes_any_more_is_left(
+    postgres: Postgres, postgres_url: str
+) -> None:
+    name = postgres_url.rpartition("/")[2]
+    setting = f"ALTER DATABASE {name} SET default_transaction_read_only"
+    async with Place(postgres_url, {}).open() as database:
+        # of connections that are made from now on: those to a primary that has become a standby
+        postgres.execute(f"{setting} = on")
+        async with AsyncExitStack() as held:
+            for _ in range(2):
+                connection = await held.enter_async_context(database.engine.connect())
+                await connection.execute(text("SELECT 1"))
+        postgres.execute(f"{setting} = off")  # and behind the name there is another one
+        with pytest.raises(DBAPIError):
+            await write(database)
+        for _ in range(2):
+            await write(database)
+
+
+async def write(database: Database) -> None:
+    async with database.begin() as connection:
+        await connection.execute(text("CREATE TABLE IF NOT EXISTS written (what integer)"))
 
 
 async def break_off(database: Database, postgres: Postgres) -> None:

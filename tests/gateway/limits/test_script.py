@@ -31,7 +31,8 @@ from gateway.limits.calls import (
 )
 from gateway.limits.script import SCRIPT, keys_of
 from gateway.limits.seeds import Seed
-from policies.limit_book import Granted, Holding, LimitBook, Refused, Unseeded
+from policies.limit_account import Holding
+from policies.limit_book import Granted, LimitBook, Refused, Unseeded
 from policies.limit_periods import period_start_s
 from policies.limit_standing import AccountId, BudgetId, Ceiling
 from policies.limit_window import WindowShape

@@ -256,6 +256,15 @@ async def test_a_full_server_evicts_kv_and_not_limits(tmp_path: Path) -> None:
             assert [await run(limiter, who) for _ in range(3)] == [True, True, False]
 
 
+async def test_both_connections_are_made_before_a_request_has_to_wait_for_one(
+    valkey: Valkey,
+) -> None:
+    with valkey.client() as client:
+        before = client.info("clients")["connected_clients"]
+        async with shared(valkey.url):
+            assert client.info("clients")["connected_clients"] == before + 2
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Valkey]:
     options = {"cluster-enabled": "yes", "cluster-port": str(free_port())}

@@ -146,6 +146,32 @@ async def test_a_server_is_believed_by_its_certificate_alone(
             assert await exchange.read_all(10) == b"ok"
 
 
+async def test_a_server_is_believed_again_once_its_authority_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    certificate = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0, ssl=context)
+    async with server:
+        pool = Pool(Origin.of(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"), 4)
+        try:
+            pool.give_back(await pool.take())
+            make_certificate(tmp_path)  # the same file, for gateway and server
+            context.load_cert_chain(certificate)
+            with pytest.raises(UpstreamLost):
+                await pool.take(fresh=True)
+            pool.give_back(await pool.take(fresh=True))
+        finally:
+            await pool.close()
+
+
 async def test_waiting_for_a_connection_ends_with_the_patience_and_gives_the_place_back():
     async def silent(received: Received) -> None:
         await received.gone()
