@@ -30,7 +30,7 @@ from tests.e2e.gateway_process import GatewayProcess, eventually
 from tests.e2e.tiers import prose
 
 REMOTE_KEY = "sk-between-us-3vN8cQ1xZ6bT"
-TOKENS = 300
+TOKENS = 600
 STORIES = [story(number, TOKENS) for number in range(STREAMS)]
 KEEP_ALIVE_S = 1
 
