@@ -28,7 +28,7 @@ from tests.e2e.fleet_stage import (
 from tests.e2e.gateway_process import GatewayProcess, eventually
 from tests.e2e.tiers import prose
 
-TOKENS = 450
+TOKENS = 800
 STORIES = [story(number, TOKENS) for number in range(STREAMS)]
 
 
