@@ -62,6 +62,18 @@ async def pipelined(
         await client.connection_pool.release(connection)
 
 
+async def drop_connections(client: object, *, in_use: bool) -> None:
+    """Let what is asked next of a `redis.asyncio` client make a connection of its own; those that
+    are `in_use` are dropped only if that is said.
+
+    A server may answer, and yet be no longer the one that its name stands for: one that was failed
+    over from refuses to write, on connections that are as good as ever. A cluster says itself who
+    has taken over, and keeps its own. Raises TROUBLE.
+    """
+    if isinstance(client, Redis):
+        await client.connection_pool.disconnect(inuse_connections=in_use)
+
+
 async def scanned(
     client: Redis | RedisCluster, node: ClusterNode | None, cursor: int, pattern: bytes
 ) -> tuple[Any, Any]:

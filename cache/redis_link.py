@@ -24,6 +24,7 @@ from cache.redis_client import (
     TROUBLE,
     Command,
     cluster_client,
+    drop_connections,
     pipelined,
     plain_client,
     reason_of,
@@ -163,9 +164,8 @@ class RedisLink:
             await self._answered(question, until_s, silence_s)
             if clean:
                 self._breaker.success()
-            if not writable and isinstance(self._client, Redis):
-                # the name may stand for another server by now, which took over from this one
-                await self._client.connection_pool.disconnect(inuse_connections=False)
+            if not writable:
+                await drop_connections(self._client, in_use=False)
         finally:
             semaphore.release()
 

@@ -22,7 +22,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-from cache.redis_client import TROUBLE
+from cache.redis_client import TROUBLE, drop_connections
 from cache.redis_connection import RenewedTlsConnection
 from gateway.named_cache import Place, Record
 from gateway.named_cache_seal import RecordSealer, field_of
@@ -355,20 +355,13 @@ class RedisNamedCacheStore:
                     error=type(error).__name__,
                 )
             if isinstance(error, ResponseError):
-                await self._disconnect()
+                with suppress(*TROUBLE):
+                    await drop_connections(self._client, in_use=False)
             return None
         if self._down:
             self._down = False
             _log.info("Redis answers again: named prefixes are shared")
         return answer
-
-    async def _disconnect(self) -> None:
-        """Drop the connections that nobody uses. A server that refuses what it is told may be no
-        primary any more, and behind its name there may be another one by now. A cluster says
-        itself who has taken over."""
-        if isinstance(self._client, Redis):
-            with suppress(*TROUBLE):
-                await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _key(tenant: bytes) -> str:

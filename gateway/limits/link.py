@@ -11,7 +11,7 @@ from typing import Any
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import NoScriptError
 
-from cache.redis_client import Command, pipelined
+from cache.redis_client import Command, drop_connections, pipelined
 from gateway.limits.script import SCRIPT
 
 _MOST_AT_ONCE = 32
@@ -78,11 +78,8 @@ class LimitsLink:
         return answer
 
     async def disconnect(self) -> None:
-        """Drop the client's connections, while nobody asks anything: behind a name there may be
-        another server by now, and at the other end of what was kept the old one, which takes no
-        writes any more. A cluster says itself who has taken over."""
-        if isinstance(self._client, Redis):
-            await self._client.connection_pool.disconnect()
+        """Drop the client's connections, while nobody asks anything; see `drop_connections`."""
+        await drop_connections(self._client, in_use=True)
 
     async def connect(self, command: Command, timeout_s: float) -> None:
         """Make the connection, which may take longer than an exchange, and try a command on it.

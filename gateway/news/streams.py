@@ -15,6 +15,7 @@ from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
 
+from cache.redis_client import drop_connections
 from gateway.news.peers import SILENCE_S
 from gateway.news.sealed_news import NewsKind
 
@@ -63,11 +64,8 @@ class NewsStreams:
             await self._client.xtrim(KEYS[NewsKind.ROUTED], minid=str(oldest_ms))
 
     async def disconnect(self) -> None:
-        """Let the next exchange make a connection of its own. A server may answer, and yet be no
-        longer the one that its name stands for: one that was failed over from refuses to write, on
-        connections that are as good as ever. A cluster says itself who has taken over."""
-        if isinstance(self._client, Redis):
-            await self._client.connection_pool.disconnect()
+        """Let the next exchange make a connection of its own; see `drop_connections`."""
+        await drop_connections(self._client, in_use=True)
 
     def resume(self) -> None:
         """Read on where reading stopped before the connection was lost; something must have been
